@@ -1,0 +1,25 @@
+"""Traformer: decoder-only transformers that stay right on sequences far longer than they were trained on."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Looked up on first use, so that `import traformer` (and `tra --help`) does not load torch.
+_LAZY = {
+    "TraformerConfig": "traformer.models",
+    "TraformerForCausalLM": "traformer.models",
+}
+
+__all__ = ["__version__", *_LAZY]
+
+if TYPE_CHECKING:
+    from traformer.models import TraformerConfig, TraformerForCausalLM  # noqa: F401
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'traformer' has no attribute {name!r}")

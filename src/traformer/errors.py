@@ -1,0 +1,26 @@
+"""Errors that are the user's to mend: each carries one sentence that says what was wrong and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TraformerError(Exception):
+    """Base of every error that the command line prints as a sentence rather than a traceback."""
+
+
+class InputError(TraformerError, ValueError):
+    """An argument that cannot be used: wrong shape, dtype, device, value or name."""
+
+
+class RunError(TraformerError):
+    """A run folder, checkpoint or file that cannot be used as asked."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
+    """An error that lists the known names and, where one is near, suggests it."""
+    names = list(known)
+    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return InputError(f"unknown {kind} {str(name)!r}; {hint}Known: {', '.join(names)}")
