@@ -1,0 +1,337 @@
+"""What every task shares: the batch it hands out, the splits it is tested on, and the checks of its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traformer.errors import InputError, unknown_name
+from traformer.tasks import rng
+
+if TYPE_CHECKING:
+    import torch
+
+# Ids that mean the same in every task which uses them; a task's own symbols come after these.
+PAD, BOS, SEP, EOS = range(4)
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<sep>", "<eos>")
+
+NO_SOURCE = -1
+TEST_STREAM = 1 << 62  # set in every test seed and in no training seed
+
+
+class Arrays(NamedTuple):
+    """A batch before it becomes tensors; T is the longest example of the batch."""
+
+    input_ids: NDArray[np.int64]  # [n, T], right-padded
+    answers: NDArray[np.bool_]  # [n, T]
+    sources: NDArray[np.int64]  # [n, T]
+    lengths: NDArray[np.int64]  # [n]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Examples as tensors. An answer at position t is predicted from the logits at t - 1."""
+
+    input_ids: torch.Tensor  # int64 [n, T], right-padded with the task's pad id
+    answers: torch.Tensor  # bool [n, T], True where the token is scored and trained on
+    sources: torch.Tensor  # int64 [n, T], position of the key that decides an answer; -1 where there is none
+    lengths: torch.Tensor  # int64 [n], tokens of each example without padding
+
+    def __len__(self) -> int:
+        return self.input_ids.shape[0]
+
+    @property
+    def attention_mask(self) -> torch.Tensor:
+        """bool [n, T], True on real tokens."""
+        import torch
+
+        return torch.arange(self.input_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
+
+    def labels(self, ignore_index: int = -100) -> torch.Tensor:
+        """The ids where they are answers and `ignore_index` elsewhere; not shifted, as Hugging Face models expect."""
+        return self.input_ids.masked_fill(~self.answers, ignore_index)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """The same batch on another device."""
+        moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in dataclasses.fields(self)}
+        return Batch(**moved)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A set of examples to report on: the examples of `task`, under a split name and a length label."""
+
+    name: str
+    length: str  # "80" for exactly 80, "51-100" for uniform in 51 .. 100
+    task: Task
+    group: Callable[[Batch], list[str]] | None = None  # a label per example, for results within the split
+
+    @property
+    def size(self) -> int:
+        """The largest length of the split, to order it and to place it on an axis."""
+        return int(self.length.rpartition("-")[2])
+
+
+class Task(ABC):
+    """A generator of examples with random access: (seed, index) names one example, however it is asked for.
+
+    Subclasses are frozen dataclasses whose fields are their settings; lengths are in the task's own unit (tokens for
+    flip_flop, symbols elsewhere), `sequence_length` is in tokens.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    length_unit: ClassVar[str] = "symbols"
+    length_setting: ClassVar[str] = "max_length"  # the setting that `--length` stands for
+    shortest: ClassVar[int] = 1  # the smallest length the task makes sense at
+    pad_id: ClassVar[int] = PAD
+
+    # What a subclass defines ------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def token_names(self) -> tuple[str, ...]:
+        """The text of every token id."""
+
+    @property
+    @abstractmethod
+    def sequence_length(self) -> int:
+        """Tokens of the longest example this setting can draw."""
+
+    @property
+    @abstractmethod
+    def length_range(self) -> tuple[int, int]:
+        """Shortest and longest length drawn, in the task's unit."""
+
+    @abstractmethod
+    def _stream(self) -> tuple[int, ...]:
+        """Integers that keep this setting's random numbers apart from those of other settings."""
+
+    @abstractmethod
+    def _generate(self, keys: rng.Words) -> Arrays:
+        """The examples of these keys; each row may depend on its own key alone."""
+
+    @abstractmethod
+    def at_length(self, shortest: int, longest: int) -> Task:
+        """The same task, same vocabulary, with lengths uniform in shortest .. longest."""
+
+    @abstractmethod
+    def default_test_lengths(self) -> list[tuple[int, int]]:
+        """The (shortest, longest) pairs tested when none are given."""
+
+    # What follows from it ---------------------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, padding included."""
+        return len(self.token_names)
+
+    def arrays(self, seed: int, start: int, count: int) -> Arrays:
+        """Examples start .. start + count - 1 of a seed, as numpy arrays."""
+        seed, start, count = _whole("seed", seed), _whole("start", start), _whole("count", count)
+        if not 0 <= seed < 2 * TEST_STREAM:
+            raise InputError(f"seed {seed} is out of range; give a whole number from 0 to 2**63 - 1")
+        if start < 0:
+            raise InputError(f"start {start} is negative; the first example has index 0")
+        if count < 1:
+            raise InputError(f"count {count} is too small; ask for at least 1 example")
+        return self._generate(rng.example_keys(rng.stream_key(seed, *self._stream()), start, count))
+
+    def examples(self, seed: int, start: int, count: int) -> Batch:
+        """Examples start .. start + count - 1 of a seed."""
+        import torch
+
+        return Batch(*(torch.from_numpy(array) for array in self.arrays(seed, start, count)))
+
+    @staticmethod
+    def test_seed(seed: int) -> int:
+        """The seed of the test stream that belongs to a training seed; it is no training seed's own number."""
+        seed = _whole("seed", seed)
+        if not 0 <= seed < TEST_STREAM:
+            raise InputError(f"seed {seed} is out of range; a training seed is a whole number from 0 to 2**62 - 1")
+        return seed + TEST_STREAM
+
+    def chance(self) -> float | None:
+        """Accuracy of the best guess that does not solve the task, where that is worth telling; else None."""
+        return None
+
+    # Splits -----------------------------------------------------------------------------------------------------
+
+    def training_split(self) -> Split:
+        """The examples this task itself draws, as a split."""
+        return Split("train", length_label(*self.length_range), self, self._group())
+
+    def test_splits(self, lengths: str | Iterable[int | str] | None = None) -> list[Split]:
+        """What a model trained on this task is tested on; draw from them with `test_seed(seed)`.
+
+        A length 80 is sequences of exactly 80, a range "51-100" is uniform in 51 .. 100; None is the task's own choice.
+        """
+        ranges = self.default_test_lengths() if lengths is None else parse_lengths(lengths)
+        return [split for low, high in ranges for split in self._splits_at(low, high)]
+
+    def _splits_at(self, low: int, high: int) -> list[Split]:
+        return [Split("test", length_label(low, high), self.at_length(low, high), self._group())]
+
+    def _group(self) -> Callable[[Batch], list[str]] | None:
+        return None
+
+    # Text -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _ids_by_name(self) -> dict[str, int]:
+        return {name: token for token, name in enumerate(self.token_names)}
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a line of tokens set apart by blanks, as `decode` writes it."""
+        known = self._ids_by_name
+        for word in text.split():
+            if word not in known:
+                raise unknown_name(f"{self.name} token", word, _shortened(self.token_names))
+        return [known[word] for word in text.split()]
+
+    def _words(self, ids: Any) -> list[str]:
+        tokens = [int(token) for token in (ids.tolist() if hasattr(ids, "tolist") else ids)]
+        while tokens and tokens[-1] == self.pad_id:
+            tokens.pop()
+        names = self.token_names
+        for token in tokens:
+            if not 0 <= token < len(names):
+                raise InputError(f"ids holds {token}, but {self.name} has token ids 0 to {len(names) - 1} only")
+        return [names[token] for token in tokens]
+
+    def decode(self, ids: Any) -> str:
+        """One line of text for one example's ids (a sequence, array or tensor); padding at the end is left off."""
+        return " ".join(self._words(ids))
+
+    def format(self, batch: Batch, row: int, markup: bool = False) -> str:
+        """One example as a line with its answers in [brackets], or in rich's console markup."""
+        opening, closing = ("[bold green]", "[/]") if markup else ("[", "]")
+        words = self._words(batch.input_ids[row])
+        scored = batch.answers[row].tolist()
+        return " ".join(f"{opening}{word}{closing}" if scored[t] else word for t, word in enumerate(words))
+
+    # Settings ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """The names of the constructor's settings."""
+        return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+
+    def to_config(self) -> dict[str, Any]:
+        """The task's name and settings as plain values, for a run's config.yaml."""
+        settings = {name: getattr(self, name) for name in self.setting_names()}
+        return {"name": self.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Task:
+        """The inverse of `to_config` for this class."""
+        settings = {key: value for key, value in config.items() if key != "name"}
+        if config.get("name", cls.name) != cls.name:
+            raise InputError(f"config is of task {config['name']!r}, not of {cls.name!r}; use task_from_config")
+        for key in settings:
+            if key not in cls.setting_names():
+                raise unknown_name(f"{cls.name} setting", key, cls.setting_names())
+        return cls(**settings)
+
+
+# Lengths --------------------------------------------------------------------------------------------------------
+
+
+def length_label(low: int, high: int) -> str:
+    """"80" for one length, "51-100" for a range."""
+    return str(high) if low == high else f"{low}-{high}"
+
+
+_LENGTH = re.compile(r"(\d+)([km]?)(?:-(\d+)([km]?))?", re.IGNORECASE)
+_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+
+def parse_lengths(lengths: str | Iterable[int | str]) -> list[tuple[int, int]]:
+    """"20,40,51-100,2k" or a list of such parts -> [(20, 20), (40, 40), (51, 100), (2048, 2048)]."""
+    parts: list[int | str] = [*lengths.split(",")] if isinstance(lengths, str) else list(lengths)
+    if not parts or parts == [""]:
+        raise InputError("lengths is empty; give for example 20,40,80 or 51-100")
+    ranges = []
+    for part in parts:
+        found = _LENGTH.fullmatch(str(part).strip())
+        if found is None:
+            raise InputError(f"lengths has {str(part)!r}; give whole numbers or ranges, for example 20,40,80 or 51-100")
+        first, first_suffix, last, last_suffix = found.groups()
+        low = int(first) * _SUFFIX[first_suffix.lower()]
+        high = low if last is None else int(last) * _SUFFIX[last_suffix.lower()]
+        if high < low:
+            raise InputError(f"lengths has the range {part!r}, which ends before it starts; write {high}-{low}")
+        ranges.append((low, high))
+    return ranges
+
+
+def buckets(low: int, width: int, count: int) -> list[tuple[int, int]]:
+    """(low, width), (width + 1, 2 width), ...: the trained lengths, then ranges of the same reach beyond them."""
+    return [(low if step == 0 else step * width + 1, (step + 1) * width) for step in range(count)]
+
+
+# Checks of settings ---------------------------------------------------------------------------------------------
+
+
+def _whole(name: str, value: Any) -> int:
+    """The value as an int, or a sentence; a float such as 50.0 is refused, so that nothing is rounded silently."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise InputError(f"{name} must be a whole number, not {value!r}") from None
+
+
+def check_lengths(task: Task, low_name: str, low: Any, high_name: str, high: Any) -> tuple[int, int]:
+    """Both ends as ints, or a sentence that names the one that is wrong."""
+    high, low = _whole(high_name, high), _whole(low_name, low)
+    for name, value in ((high_name, high), (low_name, low)):
+        if value < task.shortest:
+            least = f"{task.name} needs at least {task.shortest} {task.length_unit}"
+            raise InputError(f"{name} {value} is too short; {least}")
+    if low > high:
+        raise InputError(f"{low_name} {low} is greater than {high_name} {high}; give a smaller {low_name}")
+    return low, high
+
+
+def check_count(name: str, value: Any, least: int, why: str) -> int:
+    """A count of at least `least`, or a sentence."""
+    value = _whole(name, value)
+    if value < least:
+        raise InputError(f"{name} {value} is too small; {why}, so give at least {least}")
+    return value
+
+
+def store(task: Any, **values: Any) -> None:
+    """Set checked settings on a frozen dataclass; for use in __post_init__ only."""
+    for name, value in values.items():
+        object.__setattr__(task, name, value)
+
+
+# Shared pieces of generators ------------------------------------------------------------------------------------
+
+
+def draw_lengths(keys: rng.Words, purpose: int, low: int, high: int) -> NDArray[np.int64]:
+    """Lengths uniform in low .. high; [count]."""
+    return rng.below(rng.draw(keys, purpose), high - low + 1) + low
+
+
+_BASE64 = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/"
+
+
+def symbol_names(count: int) -> tuple[str, ...]:
+    """Letters and digits for up to 64 symbols, numbers for more."""
+    return tuple(_BASE64[:count]) if count <= len(_BASE64) else tuple(str(number) for number in range(count))
+
+
+def _shortened(names: Sequence[str]) -> list[str]:
+    return list(names) if len(names) <= 80 else [*names[:40], "..."]

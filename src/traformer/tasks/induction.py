@@ -1,0 +1,132 @@
+"""induction: find a symbol in the context and give its right neighbour."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+
+from traformer.tasks import rng
+from traformer.tasks.base import (
+    BOS,
+    EOS,
+    NO_SOURCE,
+    PAD,
+    SEP,
+    SPECIAL_TOKENS,
+    Arrays,
+    Task,
+    buckets,
+    check_count,
+    check_lengths,
+    draw_lengths,
+    store,
+    symbol_names,
+)
+
+FIRST_SYMBOL = len(SPECIAL_TOKENS)
+
+_LENGTH_DRAW, _CONTEXT_DRAW, _QUERY_DRAW, _PLACE_DRAW = range(4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Induction(Task):
+    """`<bos> ctx <sep> q a <eos>`: q stands exactly once in ctx and not last, a is its right neighbour, alone scored.
+
+    q is uniform over the symbols, its place uniform over all places but the last, every other place uniform over the
+    symbols other than q. The lengths are those of ctx.
+    """
+
+    max_length: int = 50
+    min_length: int = 2
+    symbols: int = 64
+
+    name: ClassVar[str] = "induction"
+    summary: ClassVar[str] = "give the symbol right of the queried one: <bos> c a d b <sep> a [d] <eos>"
+    shortest: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
+        symbols = check_count("symbols", self.symbols, 2, "induction needs another symbol beside the queried one")
+        store(self, min_length=low, max_length=high, symbols=symbols)
+
+    @property
+    def token_names(self) -> tuple[str, ...]:
+        return SPECIAL_TOKENS + symbol_names(self.symbols)
+
+    @property
+    def sequence_length(self) -> int:
+        return self.max_length + 5
+
+    @property
+    def length_range(self) -> tuple[int, int]:
+        return self.min_length, self.max_length
+
+    def _stream(self) -> tuple[int, ...]:
+        return (3, self.min_length, self.max_length, self.symbols)
+
+    def at_length(self, shortest: int, longest: int) -> Induction:
+        return dataclasses.replace(self, min_length=shortest, max_length=longest)
+
+    def default_test_lengths(self) -> list[tuple[int, int]]:
+        """The trained lengths, then five ranges of the same reach: 2-50, 51-100, ..., 251-300."""
+        return buckets(self.min_length, self.max_length, 6)
+
+    def chance(self) -> float:
+        """Accuracy of the best guess that knows which symbols the context holds but not their order.
+
+        That is the share of the commonest symbol among the places other than q's, on average over the lengths.
+        """
+        lengths = range(self.min_length, self.max_length + 1)
+        return sum(expected_commonest_share(length - 1, self.symbols - 1) for length in lengths) / len(lengths)
+
+    def _generate(self, keys: rng.Words) -> Arrays:
+        length = draw_lengths(keys, _LENGTH_DRAW, self.min_length, self.max_length)  # [n]
+        count, longest = len(keys), int(length.max())
+        rows = np.arange(count)
+        query = rng.below(rng.draw(keys, _QUERY_DRAW), self.symbols)
+        place = rng.below(rng.draw(keys, _PLACE_DRAW), length - 1)  # 0 .. length - 2
+        context = rng.below(rng.draw_row(keys, _CONTEXT_DRAW, longest), self.symbols - 1)  # [n, longest]
+        context += context >= query[:, None]  # over the query, so that it is never drawn
+        context[rows, place] = query
+
+        input_ids = np.full((count, longest + 5), PAD, dtype=np.int64)
+        inside = np.arange(longest) < length[:, None]
+        input_ids[:, 0] = BOS
+        input_ids[:, 1 : longest + 1] = np.where(inside, context + FIRST_SYMBOL, PAD)
+        input_ids[rows, length + 1] = SEP
+        input_ids[rows, length + 2] = query + FIRST_SYMBOL
+        input_ids[rows, length + 3] = context[rows, place + 1] + FIRST_SYMBOL
+        input_ids[rows, length + 4] = EOS
+        answers = np.zeros(input_ids.shape, dtype=np.bool_)
+        answers[rows, length + 3] = True
+        sources = np.full(input_ids.shape, NO_SOURCE, dtype=np.int64)
+        sources[rows, length + 3] = place + 2
+        return Arrays(input_ids, answers, sources, length + 5)
+
+
+@lru_cache(maxsize=4096)
+def expected_commonest_share(draws: int, symbols: int) -> float:
+    """Mean of (count of the commonest symbol) / draws for uniform draws with repetition, exactly.
+
+    E[max] = sum over m of P(max > m). Counts of uniform draws are independent Poisson counts given their sum, so
+    P(max <= m) is the coefficient of x**draws in (sum over k <= m of pmf(k) x**k)**symbols over the pmf of the sum.
+    """
+    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, draws + 1)))])
+    rate = draws / symbols
+    pmf = np.exp(np.arange(draws + 1) * np.log(rate) - rate - log_factorial)
+    of_sum = np.exp(draws * np.log(draws) - draws - log_factorial[draws])
+    mean = 0.0
+    for m in range(draws):
+        if m * symbols < draws:  # too few places below m + 1 to hold all draws
+            mean += 1.0
+            continue
+        degree = m * symbols
+        power = np.fft.irfft(np.fft.rfft(pmf[: m + 1], degree + 1) ** symbols, degree + 1)
+        exceeds = 1.0 - power[draws] / of_sum
+        mean += exceeds
+        if exceeds < 1e-12:
+            break
+    return float(mean / draws)
