@@ -1,0 +1,40 @@
+"""How much the keys not yet read can still weigh: the proof behind the early exit, in logarithms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def log_tail(bound: Tensor, log_decay: Tensor, kept: Tensor, remaining: Tensor, needs_grad: bool) -> Tensor:
+    """Log of an upper bound of the weight beyond the `kept` nearest kept keys (weights in the c-1 shift).
+
+    bound: upper bound U of any score still unread; log_decay: g <= 0; remaining: keys not yet read (n).
+    Forward:   e^(U + gC) min( 1/(1-e^g), n )
+    Gradients: e^(U + gC) min( (C + 1/(1-e^g))/(1-e^g), n (C + n) ), since d log_decay carries a factor c.
+    At g = 0 the first form is infinite and the second holds. All arguments broadcast.
+    """
+    kept = kept.to(log_decay.dtype)
+    remaining = remaining.to(log_decay.dtype)
+    decay_gap = -torch.expm1(log_decay)  # 1 - e^g without cancellation
+    if needs_grad:
+        geometric = torch.log(kept + 1 / decay_gap) - torch.log(decay_gap)
+        plain = torch.log(remaining) + torch.log(kept + remaining)
+    else:
+        geometric = -torch.log(decay_gap)
+        plain = torch.log(remaining)
+    return bound + log_decay * kept + torch.minimum(geometric, plain)
+
+
+def finished(
+    bound: Tensor,
+    log_decay: Tensor,
+    kept: Tensor,
+    remaining: Tensor,
+    log_total: Tensor,
+    log_tolerance: float,
+    needs_grad: bool,
+) -> Tensor:
+    """True for rows whose unread keys weigh at most tolerance times what was read. A NaN anywhere never finishes."""
+    tail = log_tail(bound, log_decay, kept, remaining, needs_grad)
+    return (remaining <= 0) | ((kept > 0) & (tail <= log_tolerance + log_total))

@@ -1,0 +1,101 @@
+"""The mechanism as its formula: eager, quadratic, differentiable by autograd, in any float type. The oracle is its fp64 run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from traformer.ops.threshold_relative.decision import decide
+from traformer.ops.threshold_relative.dropout import row_keys, survivors
+from traformer.ops.threshold_relative.problem import Problem
+
+
+def visibility(problem: Problem) -> Tensor:
+    """bool [B or 1, Hq or 1, Tq, Tk]: which keys a query may see at all (causal, packing, padding, own key)."""
+    query_count, key_count = problem.q.shape[2], problem.k.shape[2]
+    device = problem.q.device
+    position = problem.query_start + torch.arange(query_count, device=device)  # [Tq]
+    key = torch.arange(key_count, device=device)  # [Tk]
+    visible = key <= position[:, None]  # [Tq, Tk]
+    if problem.first_key is not None:
+        visible = visible & (key >= problem.first_key[:, None])
+    visible = visible[None, None]
+    if problem.key_padding_mask is not None:
+        visible = visible & problem.key_padding_mask[:, None, None, :]
+    if problem.exclude_self is not None:
+        own = key == position[:, None]
+        visible = visible & ~(own & problem.exclude_self[None, :, None, None])
+    return visible
+
+
+@torch.library.custom_op("traformer::keep_mask", mutates_args=())
+def keep_mask(
+    scores: Tensor, q: Tensor, k: Tensor, threshold: Tensor | None, threshold_value: float, scale: float, visible: Tensor
+) -> Tensor:
+    """The canonical decision as one operator: it looks at values, which a traced graph cannot."""
+    return decide(scores, q, k, scale, threshold_value if threshold is None else threshold, visible)
+
+
+@keep_mask.register_fake
+def _(
+    scores: Tensor, q: Tensor, k: Tensor, threshold: Tensor | None, threshold_value: float, scale: float, visible: Tensor
+) -> Tensor:
+    return torch.empty_like(scores, dtype=torch.bool)
+
+
+def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """scores, keep, distance, weights, each [B, Hq, Tq, Tk]; distance is 0 where a key is not kept."""
+    dtype = problem.compute_dtype
+    group = problem.heads_per_key_head
+    q = problem.q.to(dtype)
+    k = problem.k.to(dtype).repeat_interleave(group, dim=1)  # [B, Hq, Tk, D]
+    v = problem.v.repeat_interleave(group, dim=1)
+    decay = problem.log_decay.to(dtype).unsqueeze(-1)  # [B, Hq, Tq, 1]
+
+    # What a row may not see cannot touch it, not even a NaN times a weight of 0, so non-finite inputs are taken out here
+    # and put back below as NaN scores in exactly the rows that see them.
+    bad_row = ~problem.q.isfinite().all(-1, keepdim=True)  # [B, Hq, Tq, 1]
+    bad_key = ~k.isfinite().all(-1).unsqueeze(-2)  # [B, Hq, 1, Tk]
+    bad_value = ~v.isfinite().all(-1).unsqueeze(-2)
+    q = torch.where(q.isfinite(), q, 0)
+    k = torch.where(k.isfinite(), k, 0)
+
+    visible = visibility(problem).expand(q.shape[0], q.shape[1], -1, -1)
+    scores = (q @ k.transpose(-1, -2)) * problem.scale  # [B, Hq, Tq, Tk]
+    bad = visible & (bad_row | bad_key | ~scores.isfinite())
+    keep = torch.ops.traformer.keep_mask(
+        scores.detach(), q.detach(), k.detach(), problem.threshold, problem.threshold_value, problem.scale, visible
+    )
+    keep = keep | bad
+    poisoned = bad.any(-1, keepdim=True) | (keep & bad_value).any(-1, keepdim=True)  # [B, Hq, Tq, 1]
+    scores = torch.where(poisoned & keep, torch.nan, scores)
+
+    distance = keep.flip(-1).cumsum(-1).flip(-1) * keep  # kept keys in [j .. i]
+    logits = torch.where(keep, scores + decay * (distance - 1), -torch.inf)
+    peak = logits.detach().amax(-1, keepdim=True) if logits.shape[-1] else logits.new_zeros(*logits.shape[:-1], 1)
+    peak = torch.where(peak == -torch.inf, 0, peak)  # rows that keep nothing
+    weights = torch.where(keep, torch.exp(logits - peak), 0)
+    total = weights.sum(-1, keepdim=True)
+    weights = weights / torch.where(total == 0, 1, total)
+    return scores, keep, distance, weights
+
+
+def forward(problem: Problem) -> Tensor:
+    """out [B, Hq, Tq, D] in the dtype of q."""
+    _, _, _, weights = attention_map(problem)
+    if problem.dropout_p > 0.0:
+        weights = weights * dropout_factors(problem, weights)
+    v = problem.v.to(weights.dtype).repeat_interleave(problem.heads_per_key_head, dim=1)
+    return (weights @ torch.where(v.isfinite(), v, 0)).to(problem.q.dtype)
+
+
+def dropout_factors(problem: Problem, weights: Tensor) -> Tensor:
+    """0 where a weight is dropped, else 1/(1-p)."""
+    batch, heads, query_count, key_count = weights.shape
+    device = weights.device
+    head = torch.arange(batch * heads, device=device).view(batch, heads, 1)
+    position = problem.query_start + torch.arange(query_count, device=device)
+    assert problem.dropout_seed is not None
+    keys = row_keys(problem.dropout_seed, head, position).unsqueeze(-1)  # [B, Hq, Tq, 1]
+    alive = survivors(keys, torch.arange(key_count, device=device), problem.dropout_p)
+    return alive.to(weights.dtype) / (1.0 - problem.dropout_p)
