@@ -1,0 +1,5 @@
+"""`python -m traformer` is `tra`."""
+
+from traformer.cli import main
+
+raise SystemExit(main())

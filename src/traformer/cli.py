@@ -1,0 +1,85 @@
+"""The `tra` command: one table of commands, each a module that is imported only when its command is named.
+
+A command module has two functions, `add_arguments(parser)` and `main(args) -> int | None`, and keeps heavy imports
+(torch, transformers, matplotlib) inside `main`. To add a command, write the module and add its line to COMMANDS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
+
+from traformer import __version__
+from traformer.errors import TraformerError, unknown_name
+
+# command: (module, what `tra --help` says)
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "list": ("traformer.commands.list_names", "list tasks, attention methods, presets and experiments"),
+    "show": ("traformer.commands.show", "print examples of a task, readably"),
+    "train": ("traformer.commands.train", "train a model into a run folder, or resume one"),
+    "eval": ("traformer.commands.evaluate", "measure a run by length, far beyond its training length"),
+    "report": ("traformer.commands.report", "write report.html and report.md from run folders"),
+    "sweep": ("traformer.commands.sweep", "run every cell of an experiment: train, evaluate, report"),
+    "demo": ("traformer.commands.demo", "TRA beside RoPE on two tasks, in minutes on two cores"),
+    "bench": ("traformer.commands.bench", "measure speed and memory"),
+}
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like every other error of the command."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"tra: error: {message} (see `{self.prog} --help`)\n")
+
+
+def add_commands(
+    parser: argparse.ArgumentParser, table: Mapping[str, tuple[str, str]], argv: Sequence[str], kind: str
+) -> None:
+    """Register every command of the table on `parser`, importing only the one that `argv` names first."""
+    if argv and not argv[0].startswith("-") and argv[0] not in table:
+        raise unknown_name(kind, argv[0], table)
+    subparsers = parser.add_subparsers(metavar=kind.replace(" ", "-"), required=True, title=f"{kind}s")
+    for name, (module_name, summary) in table.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if argv and argv[0] == name:
+            module: ModuleType = import_module(module_name)
+            subparser.set_defaults(run_command=module.main, rest=list(argv[1:]))
+            module.add_arguments(subparser)
+
+
+def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    parser = OneSentenceParser(
+        prog="tra", description="Train transformers on short sequences and measure them on long ones."
+    )
+    parser.add_argument("--version", action="version", version=f"traformer {__version__}")
+    add_commands(parser, COMMANDS, argv, "command")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (0 good, 2 the user's to mend, 130 interrupted)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        args = build_parser(argv).parse_args(argv)
+        status = args.run_command(args)
+        sys.stdout.flush()
+        return int(status or 0)
+    except TraformerError as error:
+        print(f"tra: error: {error}", file=sys.stderr)
+        return getattr(error, "exit_status", 2)
+    except KeyboardInterrupt:
+        print("tra: interrupted; the same command can be given again", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Point stdout at nothing so that the interpreter's own flush is quiet.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

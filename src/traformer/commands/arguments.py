@@ -1,0 +1,49 @@
+"""Argument types that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import yaml
+
+_UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
+
+
+def positive_int(text: str) -> int:
+    """A whole number above zero; `64k` is 64 * 1024 and `1m` 1024 * 1024."""
+    match = re.fullmatch(r"(\d+)([km]?)", text.strip().lower())
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero (such as 512 or 64k)")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def key_value(text: str) -> tuple[str, object]:
+    """`name=value`, the value read as YAML: numbers, true/false, [lists] and plain words."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise argparse.ArgumentTypeError(f"the value of {text!r} is not readable") from None
+    if isinstance(parsed, str):
+        try:
+            parsed = float(parsed)  # YAML takes 1e-3 for text
+        except ValueError:
+            pass
+    return name.strip().replace("-", "_"), parsed
+
+
+def add_lengths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        metavar="N",
+        help="lengths in the task's unit, such as 128 512 2k or 51-100, with blanks or commas (default: the task's own)",
+    )
+
+
+def joined(lengths: list[str] | None) -> str | None:
+    """`--lengths 128 256` and `--lengths 128,256` as one comma-separated text, which tasks read."""
+    return None if lengths is None else ",".join(part.strip(",") for part in lengths)

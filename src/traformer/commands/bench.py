@@ -1,0 +1,29 @@
+"""`tra bench WHAT`: each benchmark is a module of `traformer.benchmarks`, imported only when it is named."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+
+BENCHMARKS = {
+    "tasks": "tokens a second that the task generators make",
+    "attention": "time and memory of the attention kernels by length",
+    "decode": "time a token when decoding with a cache",
+    "train": "training steps a second",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from traformer.cli import add_commands
+
+    table = {
+        name: (f"traformer.benchmarks.{name}", summary)
+        for name, summary in BENCHMARKS.items()
+        if find_spec("traformer.benchmarks") and find_spec(f"traformer.benchmarks.{name}")
+    }
+    add_commands(parser, table, parser.get_default("rest"), "benchmark")
+
+
+def main(args: argparse.Namespace) -> int | None:
+    """Never reached: the named benchmark's own `main` takes its place."""
+    raise AssertionError("a benchmark's own main runs in place of this")

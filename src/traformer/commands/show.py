@@ -1,0 +1,34 @@
+"""`tra show TASK`: examples as text, with the scored tokens marked."""
+
+from __future__ import annotations
+
+import argparse
+
+from traformer.commands.arguments import key_value, positive_int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("task", help="a task's name (see `tra list tasks`)")
+    parser.add_argument("--length", type=positive_int, help="the task's length")
+    parser.add_argument("--task-option", type=key_value, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--examples", type=positive_int, default=3, help="how many (default 3)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0, help="index of the first example (default 0)")
+
+
+def main(args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from traformer.training.build import build_task, length_setting
+
+    options = dict(args.task_option)
+    if args.length is not None:
+        options[length_setting(args.task)] = args.length
+    task = build_task(args.task, options)
+    batch = task.examples(seed=args.seed, start=args.start, count=args.examples)
+    console = Console(highlight=False, soft_wrap=True)
+    how = "in green" if console.is_terminal else "in [brackets]"
+    print(f"{task.name}: {task.vocab_size} token ids, at most {task.sequence_length} tokens; answers are {how}")
+    for row in range(len(batch)):
+        line = task.format(batch, row, markup=console.is_terminal)
+        console.print(f"{args.start + row}: {line}", markup=console.is_terminal)

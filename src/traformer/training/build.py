@@ -1,0 +1,103 @@
+"""From names and options to the task and the model they describe, and from a run folder back to both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traformer.errors import InputError, RunError, unknown_name
+from traformer.training import checkpoint as checkpoints
+from traformer.training.config import RunConfig
+from traformer.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from traformer.models import TraformerConfig, TraformerForCausalLM
+    from traformer.tasks import Task
+
+
+def task_class(name: str) -> type[Task]:
+    from traformer.tasks import TASKS
+
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    return TASKS[name]
+
+
+def length_setting(task: str) -> str:
+    """The name of the task's option that `--length` stands for."""
+    return task_class(task).length_setting
+
+
+def build_task(name: str, options: Mapping[str, Any]) -> Task:
+    return task_class(name).from_config(dict(options))
+
+
+def build_model_config(config: RunConfig, task: Task) -> TraformerConfig:
+    """The preset with the run's attention, the task's vocabulary, and the run's own changes."""
+    from traformer.layers import ATTENTIONS
+    from traformer.models import PRESETS, TraformerConfig
+
+    if config.attention not in ATTENTIONS:
+        raise unknown_name("attention", config.attention, ATTENTIONS)
+    if config.preset not in PRESETS:
+        raise unknown_name("preset", config.preset, PRESETS)
+    settings = dict(
+        vocab_size=task.vocab_size,
+        pad_token_id=task.pad_id,
+        attention=config.attention,
+        attention_options=dict(config.attention_options),
+    )
+    known = TraformerConfig().to_dict()
+    for name in config.model_options:
+        if name in settings:
+            raise InputError(f"model_options has {name!r}, which the task and attention settings decide; leave it out")
+        if name not in known:
+            raise unknown_name("model option", name, sorted(known))
+    return TraformerConfig.preset(config.preset, **settings, **config.model_options)
+
+
+def build_model(config: RunConfig, task: Task) -> TraformerForCausalLM:
+    """A new model, initialised from the run's seed alone."""
+    import torch
+
+    from traformer.models import TraformerForCausalLM
+
+    model_config = build_model_config(config, task)
+    torch.manual_seed(config.seed)
+    return TraformerForCausalLM(model_config)
+
+
+def load_run(
+    path: str | Path, device: str = "auto", step: int | None = None, warn: Callable[[str], None] | None = None
+) -> tuple[TraformerForCausalLM, Task, RunConfig, int]:
+    """Model (in eval mode), task, config and step of a run's newest whole checkpoint, or of the step asked for."""
+    from traformer.models import TraformerForCausalLM
+    from traformer.training.parallel import choose_device
+
+    folder = RunFolder.open(path)
+    config = folder.read_config()
+    found = find_checkpoint(folder, step, warn)
+    task = build_task(config.task, config.task_options)
+    model = TraformerForCausalLM.from_pretrained(str(found.path)).to(choose_device(device)).eval()
+    return model, task, config, found.step
+
+
+def find_checkpoint(
+    folder: RunFolder, step: int | None = None, warn: Callable[[str], None] | None = None
+) -> checkpoints.Checkpoint:
+    """The newest whole checkpoint, or exactly the step asked for."""
+    there = checkpoints.all_checkpoints(folder.checkpoints)
+    if step is not None:
+        for found in there:
+            if found.step == step:
+                fault = found.fault()
+                if fault:
+                    raise RunError(f"checkpoint {found.path} is damaged ({fault}); choose another --step")
+                return found
+        steps = ", ".join(str(found.step) for found in there) or "none"
+        raise RunError(f"{folder.path} has no checkpoint of step {step}; it has: {steps}")
+    good = checkpoints.latest_good(folder.checkpoints, **({"warn": warn} if warn else {}))
+    if good is None:
+        raise RunError(f"{folder.path} has no {'undamaged ' if there else ''}checkpoint yet; train it first")
+    return good

@@ -1,0 +1,144 @@
+"""Checkpoints: written aside, synced, renamed; read back only if every byte is what the manifest says.
+
+    checkpoints/step-500/
+        config.json  model.safetensors     what `TraformerForCausalLM.from_pretrained` reads
+        optimizer.safetensors              "<state name>/<parameter name>", whole tensors however many processes wrote them
+        state.json                         the loop's counters
+        manifest.json                      size and sha256 of each file above
+
+A random state is not among them: every step seeds itself from (seed, step, rank), and examples are drawn by index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traformer.errors import RunError
+from traformer.training.files import is_disk_full, sync_file, sync_folder
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk."""
+
+    path: Path
+    step: int
+
+    def state(self) -> dict[str, Any]:
+        return json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+
+    def fault(self) -> str | None:
+        """What is wrong with it, or None if every file has the size and sha256 of the manifest."""
+        try:
+            files = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))["files"]
+            for name, expected in files.items():
+                file = self.path / name
+                if not file.is_file():
+                    return f"{name} is missing"
+                if file.stat().st_size != expected["size"]:
+                    return f"{name} has {file.stat().st_size} bytes, not {expected['size']}"
+                if sha256(file) != expected["sha256"]:
+                    return f"{name} differs from its sha256"
+        except OSError as error:
+            return f"{Path(error.filename or MANIFEST).name} cannot be read"
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"{MANIFEST} is damaged"
+        return None
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(handle)
+
+
+def _sha256(handle: Any) -> str:  # Python 3.10
+    digest = hashlib.sha256()
+    while block := handle.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def all_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Oldest first; what is still being written does not count."""
+    if not folder.is_dir():
+        return []
+    found = [(match, entry) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name))]
+    return sorted((Checkpoint(entry, int(match[1])) for match, entry in found), key=lambda item: item.step)
+
+
+def latest_good(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint | None:
+    """The newest checkpoint that is whole. Each damaged one that is passed over is named to `warn`."""
+    for checkpoint in reversed(all_checkpoints(folder)):
+        fault = checkpoint.fault()
+        if fault is None:
+            return checkpoint
+        warn(f"checkpoint {checkpoint.path} is damaged ({fault}) and is passed over")
+    return None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process was still writing."""
+    if folder.is_dir():
+        for entry in folder.iterdir():
+            if entry.name.startswith(".writing-") or entry.name.startswith(".old-"):
+                shutil.rmtree(entry)
+
+
+def save(folder: Path, step: int, write_files: Callable[[Path], None], keep: int) -> Checkpoint:
+    """Make `step-N` from what `write_files(folder)` writes, then rotate. Whenever this stops, older ones are intact."""
+    aside, final = folder / f".writing-step-{step}", folder / f"step-{step}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if aside.exists():
+            shutil.rmtree(aside)
+        aside.mkdir()
+        write_files(aside)
+        write_manifest(aside, step)
+        for file in aside.iterdir():
+            sync_file(file)
+        sync_folder(aside)
+        if final.exists():  # a damaged one that the resumed run has come to again
+            old = folder / f".old-step-{step}"
+            os.rename(final, old)
+            shutil.rmtree(old)
+        os.rename(aside, final)
+        sync_folder(folder)
+    except Exception as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if not is_disk_full(error):
+            raise
+        good = latest_good(folder)
+        raise RunError(
+            f"the disk is full, so the checkpoint of step {step} could not be written; "
+            + (f"{good.path} is intact" if good else "there is no earlier checkpoint")
+            + "; free some space and resume"
+        ) from error
+    rotate(folder, keep)
+    return Checkpoint(final, step)
+
+
+def write_manifest(folder: Path, step: int) -> None:
+    files = {file.name: {"size": file.stat().st_size, "sha256": sha256(file)} for file in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=1), encoding="utf-8")
+
+
+def rotate(folder: Path, keep: int) -> None:
+    """Delete all but the newest `keep`. Renamed first, so that a kill never leaves half a checkpoint under its name."""
+    for checkpoint in all_checkpoints(folder)[:-keep]:
+        old = folder / f".old-{checkpoint.path.name}"
+        if old.exists():
+            shutil.rmtree(old)
+        os.rename(checkpoint.path, old)
+        shutil.rmtree(old)

@@ -1,0 +1,410 @@
+"""The training loop. What it computes at a step depends on the config, the step, and the state before it: nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from traformer.errors import InputError, RunError
+from traformer.tasks import Task
+from traformer.training import checkpoint as checkpoints
+from traformer.training import memory
+from traformer.training.build import build_model, build_model_config, build_task
+from traformer.training.config import RunConfig
+from traformer.training.files import is_disk_full
+from traformer.training.loss import AnswerLoss, seed_step
+from traformer.training.optimizer import (
+    build_optimizer,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_learning_rate,
+)
+from traformer.training.parallel import Parallel, whole
+from traformer.training.progress import TrainingProgress
+from traformer.training.run_folder import RunFolder
+from traformer.training.schedule import learning_rate
+from traformer.training.stop import Interrupted, StopRequest
+
+
+@dataclass
+class Counters:
+    """What the loop counts; saved with every checkpoint."""
+
+    step: int = 0  # steps done
+    examples: int = 0
+    tokens: int = 0  # without padding
+    # Since the last log line, which need not coincide with a checkpoint:
+    interval_steps: int = 0
+    interval_loss: float = 0.0
+    interval_correct: int = 0
+    interval_answers: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    path: Path
+    step: int
+    last: dict[str, Any]  # the last line of metrics.jsonl
+    seconds: float  # of this execution
+
+
+def train(
+    config: RunConfig,
+    path: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    parallel: str | None = None,
+    quiet: bool = False,
+) -> TrainingResult:
+    """Train into the run folder `path`. With `resume`, `config` is what `RunConfig.for_resume` gave."""
+    group = Parallel.start(parallel, config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    try:
+        with ExitStack() as stack:
+            folder = RunFolder(path)
+            group.on_main(lambda: _prepare(stack, folder, config, group, resume, overwrite))
+            # Every process has its own handler, so that one that is told to stop tells the others.
+            stop = stack.enter_context(StopRequest())
+            progress = stack.enter_context(
+                TrainingProgress(Path(path).name, config.steps, quiet=quiet or not group.is_main)
+            )
+            return _Run(config, folder, group, progress, stop).train()
+    finally:
+        group.stop()
+
+
+def _prepare(
+    stack: ExitStack, folder: RunFolder, config: RunConfig, group: Parallel, resume: bool, overwrite: bool
+) -> None:
+    """In the main process: refuse or clear, lock, and write config.yaml of a new run."""
+    if not resume and not overwrite and not folder.is_free():
+        raise RunError(f"{folder.path} exists; give --resume to go on with it, --overwrite to replace it, or another --out")
+    if resume:
+        RunFolder.open(folder.path)
+    if config.tensorboard:
+        _require_tensorboard()
+    per_process(config, group)
+    task = build_task(config.task, config.task_options)
+    check_memory(config, task, group)
+    stack.enter_context(folder.lock())
+    if resume:
+        return
+    if overwrite and not folder.is_free():
+        folder.clear()
+    environment = {
+        "device": str(group.device),
+        "threads": torch.get_num_threads(),
+        "processes": group.world,
+        "parallel": group.kind,
+    }
+    folder.write_config(config, environment)
+
+
+def per_process(config: RunConfig, group: Parallel) -> int:
+    """Examples of one process in one micro-batch."""
+    parts = config.accumulate * group.world
+    if config.batch_size % parts:
+        raise InputError(
+            f"batch_size {config.batch_size} does not divide into {group.world} processes x accumulate {config.accumulate}"
+        )
+    return config.batch_size // parts
+
+
+def check_memory(config: RunConfig, task: Task, group: Parallel) -> None:
+    need = memory.memory_need(build_model_config(config, task), task.sequence_length, training=True)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if group.device.type == "cpu" else 1
+    memory.check_fits(
+        need.total(per_process(config, group)) * processes,
+        memory.available_memory(group.device),
+        f"training {config.batch_size // config.accumulate} sequences of {task.sequence_length} tokens at once",
+        "give a shorter --length, a smaller --batch-size or a larger --accumulate",
+    )
+
+
+class _Run:
+    """One execution of a run: from the newest checkpoint (or step 0) to the end, or to an interruption."""
+
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, group: Parallel, progress: TrainingProgress, stop: StopRequest
+    ) -> None:
+        self.config, self.folder, self.group, self.progress, self.stop = config, folder, group, progress, stop
+        self.task = build_task(config.task, config.task_options)
+        self.share = per_process(config, group)
+        self.counters = Counters()
+        self.saved_step = -1
+
+        self.model = build_model(config, self.task)
+        checkpoint = group.on_main(self._choose_checkpoint)
+        if checkpoint is not None:
+            load_weights(self.model, checkpoint.path)
+            self.counters = Counters(**checkpoint.state())
+            self.saved_step = self.counters.step
+        self.model.to(group.device).train()
+        lr_scales = {
+            name: float(parameter.lr_scale) for name, parameter in self.model.named_parameters() if hasattr(parameter, "lr_scale")
+        }
+        self.module = group.wrap(AnswerLoss(self.model), _blocks(self.model))
+        self.parameters = dict(self.model.named_parameters())
+        self.optimizer = build_optimizer(self.parameters, lr_scales, config, group)
+        if checkpoint is not None:
+            load_optimizer_tensors(self.optimizer, self.parameters, load_file(checkpoint.path / "optimizer.safetensors"))
+
+    def _choose_checkpoint(self) -> checkpoints.Checkpoint | None:
+        checkpoints.remove_leftovers(self.folder.checkpoints)
+        warn = lambda text: self.progress.say(f"warning: {text}")  # noqa: E731
+        checkpoint = checkpoints.latest_good(self.folder.checkpoints, warn)
+        step = checkpoint.step if checkpoint else 0
+        if self.folder.metrics_file.exists():
+            self.folder.cut_metrics(step)
+        if checkpoint:
+            self.progress.say(f"resuming from {checkpoint.path}")
+        return checkpoint
+
+    def train(self) -> TrainingResult:
+        started = time.monotonic()
+        config, counters = self.config, self.counters
+        rows = self.folder.read_metrics()
+        last = rows[-1] if rows else {}
+        if counters.step >= config.steps:
+            self.progress.say(f"{self.folder.path} is already complete at step {counters.step}")
+            return TrainingResult(self.folder.path, counters.step, last, 0.0)
+        interval_started, interval_tokens = started, counters.tokens
+        with ExitStack() as stack:
+            metrics = stack.enter_context(_MetricsFile(self.folder, self.group.is_main))
+            board = stack.enter_context(_tensorboard(self.folder, config, self.group, counters.step))
+            while counters.step < config.steps:
+                values = self._step()
+                step = counters.step
+                now = time.monotonic()
+                speed = (counters.tokens - interval_tokens) / max(now - interval_started, 1e-9)
+                self.progress.step(step, values["loss"], speed)
+                if step % config.log_every == 0 or step == config.steps:
+                    last = self._log_line(values)
+                    clock = {"seconds": round(now - started, 3), "tokens_per_second": round(speed, 1)}
+                    metrics.write({**last, "clock": clock})
+                    board(last)
+                    self.progress.log(step, last["loss"], last["accuracy"], last["lr"], speed)
+                    interval_started, interval_tokens = now, counters.tokens
+                asked = self.stop.number if self.group.world == 1 else values["stop"]
+                if step % config.save_every == 0 or step == config.steps or asked:
+                    metrics.sync()
+                    self._save()
+                if asked and step < config.steps:
+                    raise Interrupted(self.folder.path, step, config.steps, asked)
+        seconds = time.monotonic() - started
+        self.progress.say(f"{self.folder.path}: done, {config.steps} steps, {seconds:.0f} s in this execution")
+        return TrainingResult(self.folder.path, counters.step, last, seconds)
+
+    def _step(self) -> dict[str, Any]:
+        """One optimizer step over the global batch; returns its loss, gradient norm and rate."""
+        config, group, counters = self.config, self.group, self.counters
+        step = counters.step
+        batches = [
+            self.task.examples(
+                seed=config.seed,
+                start=step * config.batch_size + (part * group.world + group.rank) * self.share,
+                count=self.share,
+            )
+            for part in range(config.accumulate)
+        ]
+        answers, tokens, stop = group.sum(
+            sum(int(batch.answers[:, 1:].sum()) for batch in batches),
+            sum(int(batch.lengths.sum()) for batch in batches),
+            self.stop.number,
+        )
+        lr = learning_rate(
+            step, steps=config.steps, peak=config.lr, warmup=config.warmup, minimum=config.min_lr
+        )
+        set_learning_rate(self.optimizer, lr)
+        seed_step(config.seed, step, group.rank)
+
+        loss_sum, correct = 0.0, 0
+        for part, batch in enumerate(batches):
+            batch = batch.to(group.device)
+            with group.backward_of(self.module, last=part == config.accumulate - 1):
+                with self._autocast():
+                    loss, right = self.module(batch.input_ids, batch.answers)
+                # Wrappers average gradients over processes; this makes it the mean over all answers of the global batch.
+                (loss * (group.world / answers)).backward()
+            loss_sum, correct = loss_sum + loss.item(), correct + int(right)
+        loss_sum, correct_all = group.sum(loss_sum, correct)
+        mean_loss = loss_sum / answers
+        norm = self._clip()
+        if not math.isfinite(mean_loss) or not math.isfinite(norm):
+            self._stop_non_finite(mean_loss, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+        counters.step += 1
+        counters.examples += config.batch_size
+        counters.tokens += int(tokens)
+        counters.interval_steps += 1
+        counters.interval_loss += mean_loss
+        counters.interval_correct += int(correct_all)
+        counters.interval_answers += int(answers)
+        return {"loss": mean_loss, "gradient_norm": norm, "lr": lr, "stop": int(stop) and max(self.stop.number, 2)}
+
+    def _autocast(self) -> Any:
+        if self.config.dtype == "float32":
+            return nullcontext()
+        return torch.autocast(self.group.device.type, dtype=torch.bfloat16)
+
+    def _clip(self) -> float:
+        """The gradients' norm over all parameters, before they are clipped to the config's limit, if it has one."""
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        norm = whole(norm) if hasattr(norm, "full_tensor") else norm
+        if self.config.clip is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters.values(), self.config.clip, norm)
+        return float(norm)
+
+    def _stop_non_finite(self, loss: float, norm: float) -> None:
+        what = f"the loss became {loss}" if not math.isfinite(loss) else f"the gradient's norm became {norm}"
+        good = f"the last good checkpoint is step {self.saved_step}" if self.saved_step >= 0 else "nothing was saved yet"
+        raise RunError(
+            f"{what} at step {self.counters.step + 1}, so the run stopped before using it; {good};"
+            " try a smaller --lr or --clip 1"
+        )
+
+    def _log_line(self, values: dict[str, Any]) -> dict[str, Any]:
+        counters = self.counters
+        line = {
+            "step": counters.step,
+            "loss": counters.interval_loss / counters.interval_steps,
+            "accuracy": counters.interval_correct / counters.interval_answers,
+            "lr": values["lr"],
+            "gradient_norm": values["gradient_norm"],
+            "examples": counters.examples,
+            "tokens": counters.tokens,
+        }
+        counters.interval_steps = counters.interval_correct = counters.interval_answers = 0
+        counters.interval_loss = 0.0
+        return line
+
+    def _save(self) -> None:
+        # Every process takes part in gathering; the main one alone writes.
+        weights = unique_tensors({name: whole(value) for name, value in self.model.state_dict().items()})
+        optimizer = optimizer_tensors(self.optimizer, self.parameters)
+
+        def write_files(folder: Path) -> None:
+            self.model.config.architectures = ["TraformerForCausalLM"]
+            self.model.config.save_pretrained(folder)
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            save_file(optimizer, folder / "optimizer.safetensors")
+            (folder / "state.json").write_text(json.dumps(asdict(self.counters)), encoding="utf-8")
+
+        step = self.counters.step
+        self.group.on_main(lambda: checkpoints.save(self.folder.checkpoints, step, write_files, self.config.keep))
+        self.saved_step = step
+
+
+def unique_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Without the second name of tied weights, which safetensors refuses; contiguous, as it wants them."""
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    unique = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tuple(tensor.shape))
+        if tensor.numel() == 0 or key not in seen:
+            unique[name] = tensor.contiguous()
+        seen.add(key)
+    return unique
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """The checkpoint's weights into the model; every name must be there, but for the second name of tied weights."""
+    tensors = load_file(folder / "model.safetensors")
+    present = {name: value.data_ptr() for name, value in model.state_dict().items()}
+    loaded_places = {present[name] for name in tensors if name in present}
+    missing = [name for name, place in present.items() if name not in tensors and place not in loaded_places]
+    unexpected = [name for name in tensors if name not in present]
+    if missing or unexpected:
+        raise RunError(f"{folder} does not fit the model: {', '.join((missing + unexpected)[:3])} differ; was the code changed?")
+    model.load_state_dict(tensors, strict=False)
+
+
+def _blocks(model: nn.Module) -> list[nn.Module]:
+    """The decoder's blocks: what FSDP shards one by one."""
+    return [block for child in model.base_model.children() if isinstance(child, nn.ModuleList) for block in child]
+
+
+class _MetricsFile:
+    """metrics.jsonl, open for appending in the main process."""
+
+    def __init__(self, folder: RunFolder, writes: bool) -> None:
+        self.folder, self.writes = folder, writes
+        self.handle: TextIO | None = None
+
+    def __enter__(self) -> _MetricsFile:
+        if self.writes:
+            self.handle = open(self.folder.metrics_file, "a", encoding="utf-8")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.handle:
+            try:
+                self.handle.close()
+            except OSError:  # a full disk has already been reported
+                pass
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._guarded(lambda handle: (handle.write(json.dumps(line) + "\n"), handle.flush()))
+
+    def sync(self) -> None:
+        """Before a checkpoint: the lines it stands on must be as durable as itself."""
+        self._guarded(lambda handle: os.fsync(handle.fileno()))
+
+    def _guarded(self, action: Callable[[TextIO], Any]) -> None:
+        if self.handle is None:
+            return
+        try:
+            action(self.handle)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            good = checkpoints.latest_good(self.folder.checkpoints)
+            state = f"{good.path} is intact" if good else "there is no checkpoint yet"
+            raise RunError(
+                f"the disk is full, so {self.folder.metrics_file} could not be written; {state}; free some space and resume"
+            ) from error
+
+
+def _require_tensorboard() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("tensorboard is not installed; leave --tensorboard out, or: pip install 'traformer[tensorboard]'") from None
+    return SummaryWriter
+
+
+class _tensorboard:
+    """Callable with a metrics line; does nothing unless the config asks for TensorBoard."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig, group: Parallel, step: int) -> None:
+        self.writer = None
+        if config.tensorboard and group.is_main:
+            self.writer = _require_tensorboard()(str(folder.path / "tensorboard"), purge_step=step + 1)
+
+    def __enter__(self) -> _tensorboard:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.writer:
+            self.writer.close()
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        if self.writer:
+            for name in ("loss", "accuracy", "lr", "gradient_norm"):
+                self.writer.add_scalar(name, line[name], line["step"])

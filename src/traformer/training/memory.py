@@ -1,0 +1,92 @@
+"""What a run or an evaluation will need of memory, told before it is tried.
+
+An estimate from the shapes, not a measurement: weights, gradients and AdamW's two moments exactly; activations as so
+many floats a token and layer (from the trunk's own list of saved tensors); a T x T term only for attention methods that
+write one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from traformer.errors import InputError
+
+FLOAT = 4
+RESERVE = 0.1  # share of the memory that is left to everything else
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes for one process."""
+
+    fixed: int  # weights, gradients, optimizer
+    per_sequence: int  # activations of one sequence of the given length
+
+    def total(self, batch: int) -> int:
+        return self.fixed + batch * self.per_sequence
+
+
+def memory_need(model_config: Any, length: int, *, training: bool, scored: int | None = None) -> MemoryNeed:
+    """Need of sequences of `length` tokens, of which `scored` (default all) pass through the head."""
+    width, hidden = model_config.hidden_size, model_config.intermediate_size
+    layers, heads, vocabulary = model_config.num_hidden_layers, model_config.num_attention_heads, model_config.vocab_size
+    block = 4 * width * width + 3 * width * hidden
+    parameters = layers * block + 2 * vocabulary * width
+    fixed = parameters * FLOAT * (4 if training else 1)
+    # Saved for backward, a token and layer: two norms and residuals (6 widths), q k v before and after their norms (5),
+    # attention output twice (2), the gated MLP's halves, gate and product (about 5 hidden).
+    saved = (13 * width + 5 * hidden) * length
+    square = heads * length * length if writes_square(model_config, training) else 0
+    head = 3 * (length if scored is None else scored) * vocabulary
+    if training:
+        floats = layers * (saved + 3 * square) + head + 4 * width * length
+    else:
+        floats = saved + 3 * square + head + 4 * width * length
+    return MemoryNeed(fixed, floats * FLOAT)
+
+
+def writes_square(model_config: Any, training: bool) -> bool:
+    """Whether the attention writes a [heads, T, T] tensor: its layer says so, or dropout makes torch's SDPA do it."""
+    from traformer.layers import ATTENTIONS
+
+    layer = ATTENTIONS[model_config.attention]
+    own = getattr(layer, "quadratic_memory", None)
+    if own is not None:
+        return bool(own)
+    from traformer.layers.softmax import SoftmaxAttentionLayer
+
+    return issubclass(layer, SoftmaxAttentionLayer) and training and model_config.attention_dropout > 0
+
+
+def available_memory(device: Any = None) -> int:
+    """Bytes that may still be taken on the device, or in the machine (or container) for the CPU."""
+    if device is not None and getattr(device, "type", device) == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    available = psutil.virtual_memory().available
+    try:  # a container's own limit, where there is one
+        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
+            text = limit.read().strip()
+            if text != "max":
+                available = min(available, int(text) - int(used.read()))
+    except (OSError, ValueError):
+        pass
+    return max(0, available)
+
+
+def check_fits(
+    need: int, available: int, what: str, remedy: str, reserve: float = RESERVE
+) -> None:
+    """Raise the sentence if `need` is more than may be taken."""
+    if need > available * (1 - reserve):
+        raise InputError(
+            f"{what} needs about {gib(need)} of memory and {gib(available)} are free, so it is not tried; {remedy}"
+        )
+
+
+def gib(count: float) -> str:
+    return f"{count / 2**30:,.1f} GiB"

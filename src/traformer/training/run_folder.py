@@ -1,0 +1,136 @@
+"""A run folder: config.yaml, metrics.jsonl, checkpoints/, results.json, and the lock that keeps a second writer out."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from traformer.errors import RunError
+from traformer.training.config import RunConfig
+from traformer.training.files import write_atomically
+
+
+class RunFolder:
+    """Paths and small files of one run. Tensors are `checkpoint`'s business."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.results_file = self.path / "results.json"
+        self.checkpoints = self.path / "checkpoints"
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """A folder that holds a run, or a sentence."""
+        folder = cls(path)
+        if not folder.path.exists():
+            raise RunError(f"there is no run folder {path}")
+        if not folder.config_file.exists():
+            raise RunError(f"{path} is not a run folder: it has no config.yaml")
+        return folder
+
+    def is_run(self) -> bool:
+        return self.config_file.exists()
+
+    def is_free(self) -> bool:
+        """Nothing there, or only what a start that was killed at once leaves behind."""
+        return not self.path.exists() or (
+            self.path.is_dir() and all(entry.name in (".lock", "config.yaml.writing") for entry in self.path.iterdir())
+        )
+
+    def clear(self) -> None:
+        """Delete the run (for --overwrite). Only a run folder is ever deleted. The lock file stays, as we may hold it."""
+        if not self.is_run():
+            raise RunError(f"{self.path} is not a run folder, so it is not overwritten; choose another --out")
+        # config.yaml goes last: until then a killed deletion can still be recognised and repeated.
+        for entry in sorted(self.path.iterdir(), key=lambda entry: entry.name == "config.yaml"):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry.name != ".lock":
+                entry.unlink()
+
+    def read_config(self) -> RunConfig:
+        return RunConfig.from_file(self.config_file)
+
+    def write_config(self, config: RunConfig, environment: Mapping[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        values = {**config.to_dict(), "versions": versions(), "environment": dict(environment)}
+        write_atomically(self.config_file, yaml.safe_dump(values, sort_keys=False))
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder for this process; the system lets go of it however the process ends, kill -9 included."""
+        import fcntl
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "a+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                handle.seek(0)
+                holder = handle.read().strip() or "another process"
+                raise RunError(
+                    f"{self.path} is in use by {holder}; wait for it, or stop it, or choose another folder"
+                ) from None
+            handle.truncate(0)
+            handle.write(f"process {os.getpid()} on {platform.node()}")
+            handle.flush()
+            yield
+
+    # metrics.jsonl: one line a log step; `clock` holds what differs from one execution to the next
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines; a last line that a kill tore is left out."""
+        rows: list[dict[str, Any]] = []
+        if self.metrics_file.exists():
+            for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break
+        return rows
+
+    def cut_metrics(self, step: int) -> list[dict[str, Any]]:
+        """Drop the lines after `step`, which a resumed run will write again."""
+        rows = [row for row in self.read_metrics() if row["step"] <= step]
+        if self.metrics_file.exists():
+            write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
+        return rows
+
+    # results.json: a list of rows
+
+    def read_results(self) -> list[dict[str, Any]]:
+        if not self.results_file.exists():
+            return []
+        try:
+            rows = json.loads(self.results_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(f"{self.results_file} cannot be read as JSON; delete it and evaluate again") from error
+        if not isinstance(rows, list):
+            raise RunError(f"{self.results_file} is not a list of rows; delete it and evaluate again")
+        return rows
+
+    def write_results(self, rows: list[dict[str, Any]]) -> None:
+        lines = ",\n  ".join(json.dumps(row) for row in rows)
+        write_atomically(self.results_file, f"[\n  {lines}\n]\n" if rows else "[]\n")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a number may depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("traformer", "torch", "transformers", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
