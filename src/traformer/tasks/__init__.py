@@ -10,19 +10,26 @@ from typing import Any
 
 from traformer.errors import InputError, unknown_name
 from traformer.tasks.base import Batch, Split, Task, parse_lengths
+from traformer.tasks.copy import Copy
 from traformer.tasks.flip_flop import FlipFlop
 from traformer.tasks.induction import Induction
+from traformer.tasks.instructions import Instructions
+from traformer.tasks.overlap import Overlap, overlap
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FlipFlop, Induction)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (FlipFlop, Copy, Induction, Instructions)}
 
 __all__ = [
     "TASKS",
     "Batch",
+    "Copy",
     "FlipFlop",
     "Induction",
+    "Instructions",
+    "Overlap",
     "Split",
     "Task",
     "make_task",
+    "overlap",
     "parse_lengths",
     "task_from_config",
 ]

@@ -62,7 +62,7 @@ def draw_row(keys: Words, purpose: int, width: int) -> Words:
 
 
 def below(words: Words, bound: int | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Integers in 0 .. bound - 1, off uniform by less than bound / 2**32; bound < 2**31, one or an array to broadcast."""
+    """Integers in 0 .. bound - 1, off uniform by less than bound / 2**32; bound < 2**31, a number or an array."""
     high = words >> np.uint64(32)
     high *= np.asarray(bound, dtype=np.uint64)
     high >>= np.uint64(32)

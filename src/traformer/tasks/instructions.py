@@ -1,0 +1,166 @@
+"""instructions: one of several string operations, named at the start of the sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+
+from traformer.errors import InputError, unknown_name
+from traformer.tasks import rng
+from traformer.tasks.base import (
+    BOS,
+    EOS,
+    NO_SOURCE,
+    PAD,
+    SEP,
+    SPECIAL_TOKENS,
+    Arrays,
+    Batch,
+    Task,
+    buckets,
+    check_count,
+    check_lengths,
+    draw_lengths,
+    store,
+    symbol_names,
+)
+
+# Name -> the shortest string that has an answer. The order fixes the token ids, whichever of them are used.
+SHORTEST = {"copy": 0, "reverse": 0, "first": 1, "last": 1, "right_of": 2, "left_of": 2}
+INSTRUCTIONS = tuple(SHORTEST)
+COPY, REVERSE, FIRST, LAST, RIGHT_OF, LEFT_OF = range(6)
+
+FIRST_INSTRUCTION = len(SPECIAL_TOKENS)
+FIRST_SYMBOL = FIRST_INSTRUCTION + len(INSTRUCTIONS)
+
+_LENGTH_DRAW, _INSTRUCTION_DRAW, _STRING_DRAW, _QUERY_DRAW, _PLACE_DRAW = range(5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instructions(Task):
+    """`<bos> INS x <sep> [q] y <eos>`: y is what INS makes of x; y and `<eos>` are scored.
+
+    The length of x is uniform, then INS is uniform over those that have an answer at that length: copy and reverse at
+    any, first and last from 1, right_of and left_of (the neighbour of q, which stands exactly once in x) from 2.
+    Symbols are drawn uniformly with repetition.
+    """
+
+    max_length: int = 50
+    min_length: int = 0
+    instructions: tuple[str, ...] = INSTRUCTIONS
+    symbols: int = 64
+
+    name: ClassVar[str] = "instructions"
+    summary: ClassVar[str] = "do to a string what the first token says: <bos> reverse a b <sep> [b] [a] [<eos>]"
+    shortest: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
+        given = (self.instructions,) if isinstance(self.instructions, str) else tuple(self.instructions)
+        for instruction in given:
+            if instruction not in SHORTEST:
+                raise unknown_name("instruction", instruction, INSTRUCTIONS)
+        if not given or len(set(given)) < len(given):
+            raise InputError(f"instructions must be one or more different names of {', '.join(INSTRUCTIONS)}")
+        least = min(SHORTEST[instruction] for instruction in given)
+        if low < least:
+            raise InputError(
+                f"min_length {low} is too short; {' and '.join(given)} have an answer from length {least} on, so give "
+                f"at least {least}"
+            )
+        symbols = check_count("symbols", self.symbols, 2, "a queried symbol needs another one beside it")
+        ordered = tuple(instruction for instruction in INSTRUCTIONS if instruction in given)
+        store(self, min_length=low, max_length=high, instructions=ordered, symbols=symbols)
+
+    @property
+    def token_names(self) -> tuple[str, ...]:
+        return SPECIAL_TOKENS + INSTRUCTIONS + symbol_names(self.symbols)
+
+    @property
+    def sequence_length(self) -> int:
+        long_answers = "copy" in self.instructions or "reverse" in self.instructions
+        asks = self.max_length >= 2 and ("right_of" in self.instructions or "left_of" in self.instructions)
+        # <bos> INS x <sep> <eos>, and the longest of: a whole string, a query and its answer, one symbol.
+        return self.max_length + 4 + max(self.max_length if long_answers else 1, 2 if asks else 0)
+
+    @property
+    def length_range(self) -> tuple[int, int]:
+        return self.min_length, self.max_length
+
+    def _stream(self) -> tuple[int, ...]:
+        used = sum(1 << INSTRUCTIONS.index(instruction) for instruction in self.instructions)
+        return (4, self.min_length, self.max_length, used, self.symbols)
+
+    def at_length(self, shortest: int, longest: int) -> Instructions:
+        return dataclasses.replace(self, min_length=shortest, max_length=longest)
+
+    def default_test_lengths(self) -> list[tuple[int, int]]:
+        """The trained lengths, then nine ranges of the same reach: 0-50, 51-100, ..., 451-500."""
+        return buckets(self.min_length, max(self.max_length, 1), 10)
+
+    def _group(self) -> Callable[[Batch], list[str]]:
+        return instruction_names
+
+    def _draw_instruction(self, keys: rng.Words, length: np.ndarray) -> np.ndarray:
+        """Uniform over the instructions that have an answer at each length; [n]."""
+        used = [INSTRUCTIONS.index(instruction) for instruction in self.instructions]
+        # Row l of the table: the instructions that can be drawn at length l, for 0, 1 and (as the last) 2 or more.
+        able = [[number for number in used if SHORTEST[INSTRUCTIONS[number]] <= size] for size in range(3)]
+        table = np.array([row + [-1] * (len(used) - len(row)) for row in able])
+        row = np.minimum(length, 2)
+        counts = np.array([len(numbers) for numbers in able])
+        return table[row, rng.below(rng.draw(keys, _INSTRUCTION_DRAW), counts[row])]
+
+    def _generate(self, keys: rng.Words) -> Arrays:
+        length = draw_lengths(keys, _LENGTH_DRAW, self.min_length, self.max_length)  # [n]
+        instruction = self._draw_instruction(keys, length)
+        count, longest = len(keys), int(length.max())
+        rows = np.arange(count)
+
+        # The queried symbol stands at `place` and nowhere else: not last for right_of, not first for left_of.
+        asks = instruction >= RIGHT_OF
+        query = rng.below(rng.draw(keys, _QUERY_DRAW), self.symbols)
+        place = rng.below(rng.draw(keys, _PLACE_DRAW), np.maximum(length - 1, 1)) + (instruction == LEFT_OF)
+        strings = rng.below(rng.draw_row(keys, _STRING_DRAW, longest), (self.symbols - asks)[:, None])  # [n, longest]
+        strings += asks[:, None] & (strings >= query[:, None])
+        strings[rows[asks], place[asks]] = query[asks]
+
+        whole = instruction <= REVERSE
+        answer_length = np.where(whole, length, 1)
+        answer_start = length + 3 + asks
+        end = answer_start + answer_length  # position of <eos>
+
+        # Column vectors against positions [T]. The string starts at position 2.
+        position = np.arange(int(end.max()) + 1)
+        step = position - answer_start[:, None]  # 0 on the first symbol of the answer
+        answered = (step >= 0) & (step < answer_length[:, None])
+        of_single = np.select(
+            [instruction == FIRST, instruction == LAST, instruction == RIGHT_OF, instruction == LEFT_OF],
+            [np.zeros_like(length), length - 1, place + 1, place - 1],
+        )
+        index = np.select(
+            [(instruction == COPY)[:, None], (instruction == REVERSE)[:, None]],
+            [step, length[:, None] - 1 - step],
+            of_single[:, None],
+        )
+        index = np.where(answered, index, position - 2)  # place within x of each token's symbol
+        if longest:
+            input_ids = np.take_along_axis(strings, np.clip(index, 0, longest - 1), axis=1) + FIRST_SYMBOL
+        else:
+            input_ids = np.full((count, len(position)), PAD, dtype=np.int64)
+        input_ids[:, 0] = BOS
+        input_ids[:, 1] = instruction + FIRST_INSTRUCTION
+        input_ids[rows, length + 2] = SEP
+        input_ids[rows[asks], length[asks] + 3] = query[asks] + FIRST_SYMBOL
+        input_ids[rows, end] = EOS
+        np.copyto(input_ids, PAD, where=position > end[:, None])
+        answers = answered | (position == end[:, None])
+        return Arrays(input_ids, answers, np.where(answered, index + 2, NO_SOURCE), end + 1)
+
+
+def instruction_names(batch: Batch) -> list[str]:
+    """The instruction of every example."""
+    return [INSTRUCTIONS[token - FIRST_INSTRUCTION] for token in batch.input_ids[:, 1].tolist()]
