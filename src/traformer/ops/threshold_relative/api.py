@@ -12,7 +12,7 @@ from traformer.errors import InputError
 from traformer.ops.threshold_relative import reference
 from traformer.ops.threshold_relative.backends import choose_backend
 from traformer.ops.threshold_relative.problem import Problem
-from traformer.ops.threshold_relative.registration import forward_op
+from traformer.ops.threshold_relative.registration import check_values, forward_op
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -54,17 +54,19 @@ def threshold_relative_attention(
 ) -> Tensor:
     """Attention over the keys whose score is above the threshold, at distances that count only those keys.
 
-    q [B, Hq, Tq, D]; k, v [B, Hkv, Tk, D], query head h reads key head h // (Hq // Hkv); log_decay [B, Hq, Tq] <= 0, from the
-    query. q and k come already normed. Returns [B, Hq, Tq, D]; a query that keeps no key gets zeros.
+    q [B, Hq, Tq, D]; k, v [B, Hkv, Tk, D], query head h reads key head h // (Hq // Hkv); log_decay [B, Hq, Tq] <= 0
+    belongs to the query. q and k come already normed. Returns [B, Hq, Tq, D]; a query that keeps no key gets zeros.
 
     scale           default 1/sqrt(D)
     threshold       float >= 0, or [B, Hq, Tq]; no gradient flows to it
     exclude_self    bool, or bool [Hq]: a query does not see its own key
-    dropout_p       on the weights, after the softmax; dropout_seed (int or 0-dim int64) fixes the mask, else torch's generator does
+    dropout_p       on the weights, after the softmax
+    dropout_seed    int or 0-dim int64: fixes the mask; by default torch's generator draws one
     key_padding_mask  bool [B, Tk], True = real key; padded keys are neither kept nor counted
     cu_seqlens      int [n+1]: packed sequences, batch 1; a query sees its own sequence only
-    query_start     position of the first query on the key axis, default Tk - Tq; keys after a query's position are never read
-    score_bound     an upper bound of every score that you know (float or [Hq]; sqrt(D) after QK-norm), else computed from norms
+    query_start     position of the first query on the key axis, default Tk - Tq; later keys are never read
+    score_bound     an upper bound of every score, if you know one (float or [Hq]; sqrt(D) after QK-norm): a promise,
+                    not checked; else computed from norms
     key_index       a KeyIndex kept along with a cache, so that decoding need not pass over old keys
     tolerance       share of a row's weight that the early exit may drop; 0 reads every key
     backend         "auto", "reference", "blockwise", "cpu", "triton"
@@ -72,7 +74,17 @@ def threshold_relative_attention(
     _check_tensors(q, k, v, log_decay)
     backend = choose_backend(backend, q.device, q.dtype)
     options = _options(
-        q, k, log_decay, scale, threshold, exclude_self, key_padding_mask, cu_seqlens, query_start, score_bound, tolerance
+        q,
+        k,
+        log_decay,
+        scale,
+        threshold,
+        exclude_self,
+        key_padding_mask,
+        cu_seqlens,
+        query_start,
+        score_bound,
+        tolerance,
     )
     if not 0.0 <= dropout_p < 1.0:
         raise InputError(f"dropout_p must be in [0, 1), not {dropout_p}")
@@ -80,9 +92,7 @@ def threshold_relative_attention(
     if key_index is not None and backend != "cpu":
         raise InputError(f"key_index needs the compiled backend 'cpu', not {backend!r}; leave it out")
     if backend == "reference":
-        _check_values_eagerly(log_decay, options["threshold"])
-        problem = Problem(q, k, v, log_decay, **options, dropout_p=dropout_p, dropout_seed=seed, needs_grad=True)
-        return reference.forward(problem)
+        return reference.forward(_reference_problem(q, k, v, log_decay, options, dropout_p, seed))
     return _call(q, k, v, log_decay, options, dropout_p, seed, key_index, backend)[0]
 
 
@@ -103,9 +113,7 @@ def attention_map(
     options = _options(
         q, k, log_decay, scale, threshold, exclude_self, key_padding_mask, cu_seqlens, query_start, None, 0.0
     )
-    _check_values_eagerly(log_decay, options["threshold"])
-    problem = Problem(q, k, k, log_decay, **options, dropout_p=0.0, dropout_seed=None, needs_grad=True)
-    return AttentionMap(*reference.attention_map(problem))
+    return AttentionMap(*reference.attention_map(_reference_problem(q, k, k, log_decay, options, 0.0, None)))
 
 
 def attention_stats(
@@ -131,7 +139,17 @@ def attention_stats(
     if backend == "reference":
         raise InputError("attention_stats describes a fused backend; backend 'reference' always reads every key")
     options = _options(
-        q, k, log_decay, scale, threshold, exclude_self, key_padding_mask, cu_seqlens, query_start, score_bound, tolerance
+        q,
+        k,
+        log_decay,
+        scale,
+        threshold,
+        exclude_self,
+        key_padding_mask,
+        cu_seqlens,
+        query_start,
+        score_bound,
+        tolerance,
     )
     with torch.no_grad():
         _, _, reach, kept = _call(q, k, k, log_decay, options, 0.0, None, key_index, backend, needs_grad)
@@ -184,19 +202,19 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:
     if q.shape[3] == 0:
         raise InputError("q has head size 0")
     if log_decay.shape != q.shape[:3]:
-        raise InputError(f"log_decay must be [batch, heads, queries] = {list(q.shape[:3])}, not {list(log_decay.shape)}")
+        raise InputError(
+            f"log_decay must be [batch, heads, queries] = {list(q.shape[:3])}, not {list(log_decay.shape)}"
+        )
     if log_decay.dtype != q.dtype and log_decay.dtype != torch.float32:
         raise InputError(f"log_decay must be {q.dtype} like q, or float32, not {log_decay.dtype}")
 
 
-def _check_values_eagerly(log_decay: Tensor, threshold: Tensor | None) -> None:
-    """The fused operators check values inside; the reference is plain torch, where a traced graph cannot."""
-    if torch.compiler.is_compiling() or log_decay.device.type != "cpu":
-        return
-    if bool((log_decay > 0).any()):
-        raise InputError("log_decay must be <= 0 everywhere (it is the log of a decay, e.g. logsigmoid of a gate)")
-    if threshold is not None and bool((threshold < 0).any()):
-        raise InputError("threshold must be >= 0 everywhere")
+def _reference_problem(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, options: dict[str, Any], dropout_p: float, seed: Tensor | None
+) -> Problem:
+    if not torch.compiler.is_compiling():  # the reference is plain torch; a traced graph cannot look at values
+        check_values(log_decay, options["threshold"])
+    return Problem(q, k, v, log_decay, **options, dropout_p=dropout_p, dropout_seed=seed, needs_grad=True)
 
 
 def _options(
@@ -218,7 +236,9 @@ def _options(
     if query_start is None:
         query_start = key_count - query_count
         if query_start < 0:
-            raise InputError(f"q has {query_count} positions but k only {key_count}; there must be a key at each query's position")
+            raise InputError(
+                f"q has {query_count} positions but k only {key_count}; there must be a key at each query's position"
+            )
     elif query_start < 0 or query_start + query_count > key_count:
         raise InputError(
             f"query_start {query_start} with {query_count} queries does not fit into {key_count} keys; "
@@ -243,8 +263,11 @@ def _options(
 
     if isinstance(exclude_self, Tensor):
         if exclude_self.shape != (heads,) or exclude_self.dtype != torch.bool:
-            raise InputError(f"exclude_self must be a bool or a bool tensor [{heads}], not {exclude_self.dtype} {list(exclude_self.shape)}")
-        own = exclude_self.to(q.device)
+            raise InputError(
+                f"exclude_self must be a bool or a bool tensor [{heads}], "
+                f"not {exclude_self.dtype} {list(exclude_self.shape)}"
+            )
+        own: Tensor | None = exclude_self.to(q.device)
     else:
         own = torch.ones(heads, dtype=torch.bool, device=q.device) if exclude_self else None
 
@@ -255,7 +278,9 @@ def _options(
                 f"not {key_padding_mask.dtype} {list(key_padding_mask.shape)}"
             )
         if key_padding_mask.device != q.device:
-            raise InputError(f"key_padding_mask is on {key_padding_mask.device}, q on {q.device}; move them to one device")
+            raise InputError(
+                f"key_padding_mask is on {key_padding_mask.device}, q on {q.device}; move them to one device"
+            )
 
     bound = None
     if isinstance(score_bound, Tensor):
@@ -286,7 +311,8 @@ def _first_keys(cu_seqlens: Tensor, q: Tensor, key_count: int, query_start: int)
         raise InputError(f"cu_seqlens packs sequences along one row: batch must be 1, not {q.shape[0]}")
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise InputError(
-            f"cu_seqlens must be an int32 or int64 vector 0, end, end, ..., not {cu_seqlens.dtype} {list(cu_seqlens.shape)}"
+            "cu_seqlens must be an int32 or int64 vector 0, end, end, ..., "
+            f"not {cu_seqlens.dtype} {list(cu_seqlens.shape)}"
         )
     ends = cu_seqlens.to(q.device)
     if not torch.compiler.is_compiling() and ends.device.type == "cpu":
@@ -302,6 +328,8 @@ def _seed(dropout_seed: int | Tensor | None, device: torch.device) -> Tensor:
         return torch.randint(0, 2**62, (), dtype=torch.int64, device=device)
     if isinstance(dropout_seed, Tensor):
         if dropout_seed.numel() != 1 or dropout_seed.dtype != torch.int64:
-            raise InputError(f"dropout_seed must be an int or one int64, not {dropout_seed.dtype} {list(dropout_seed.shape)}")
+            raise InputError(
+                f"dropout_seed must be an int or one int64, not {dropout_seed.dtype} {list(dropout_seed.shape)}"
+            )
         return dropout_seed.reshape(()).to(device)
     return torch.tensor(dropout_seed, dtype=torch.int64, device=device)

@@ -1,8 +1,8 @@
 """The walk from the diagonal to the left in plain torch, on any device: memory O(T), early exit, a backward of its own.
 
-The unit of work is an item: one block of ROWS queries of one (batch, head). All items of a chunk take their n-th key block
-to the left in one batched product; items whose rows are all finished leave the chunk. So the number of steps is that of
-the longest walk, and the work is that of all walks.
+The unit of work is an item: one block of ROWS queries of one (batch, head). All items of a chunk take their n-th key
+block to the left in one batched product; items whose rows are all finished leave the chunk. So the number of steps is
+that of the longest walk, and the work is that of all walks.
 """
 
 from __future__ import annotations
@@ -310,9 +310,7 @@ def _backward_chunk(
         active = rows.block > last
         if not bool(active.all()):
             rows.select(active)
-            carried, log_sum, grad, delta, last, slot = (
-                x[active] for x in (carried, log_sum, grad, delta, last, slot)
-            )
+            carried, log_sum, grad, delta, last, slot = (x[active] for x in (carried, log_sum, grad, delta, last, slot))
         rows.block = rows.block - 1
 
     dq[where] = dq_sum[real].to(dq.dtype)

@@ -1,8 +1,9 @@
 """The keep decision, made the same way everywhere.
 
-`score > threshold` is a hard choice: two ways of summing one dot product may fall on different sides of it, and then the
-distance of every farther key shifts. So a score within rounding of the threshold is decided by one canonical sum: fp64,
-channel by channel in order, from the stored inputs (fp32 products are exact there, so fused or not gives the same bits).
+`score > threshold` is a hard choice: two ways of summing one dot product may fall on different sides of it, and then
+the distance of every farther key shifts. So a score within rounding of the threshold is decided by one canonical sum:
+fp64, channel by channel in order, from the stored inputs (fp32 products are exact there, so fused or not gives the same
+bits).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ KEY_STEP = 0x9E3779B9
 
 
 def mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser on int64 tensors that hold uint32 values (products wrap mod 2^64: the low half stays right)."""
+    """A 32-bit finaliser on int64 tensors of uint32 values (products wrap mod 2^64: the low half stays right)."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _LOW
     x = x ^ (x >> 15)

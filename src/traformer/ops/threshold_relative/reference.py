@@ -1,4 +1,4 @@
-"""The mechanism as its formula: eager, quadratic, differentiable by autograd, in any float type. The oracle is its fp64 run."""
+"""The mechanism as its formula: eager, quadratic, differentiable, any float type. Its fp64 run is the oracle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ def visibility(problem: Problem) -> Tensor:
 
 @torch.library.custom_op("traformer::keep_mask", mutates_args=())
 def keep_mask(
-    scores: Tensor, q: Tensor, k: Tensor, threshold: Tensor | None, threshold_value: float, scale: float, visible: Tensor
+    scores: Tensor,
+    q: Tensor,
+    k: Tensor,
+    threshold: Tensor | None,
+    threshold_value: float,
+    scale: float,
+    visible: Tensor,
 ) -> Tensor:
     """The canonical decision as one operator: it looks at values, which a traced graph cannot."""
     return decide(scores, q, k, scale, threshold_value if threshold is None else threshold, visible)
@@ -38,7 +44,13 @@ def keep_mask(
 
 @keep_mask.register_fake
 def _(
-    scores: Tensor, q: Tensor, k: Tensor, threshold: Tensor | None, threshold_value: float, scale: float, visible: Tensor
+    scores: Tensor,
+    q: Tensor,
+    k: Tensor,
+    threshold: Tensor | None,
+    threshold_value: float,
+    scale: float,
+    visible: Tensor,
 ) -> Tensor:
     return torch.empty_like(scores, dtype=torch.bool)
 
@@ -52,7 +64,7 @@ def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     v = problem.v.repeat_interleave(group, dim=1)
     decay = problem.log_decay.to(dtype).unsqueeze(-1)  # [B, Hq, Tq, 1]
 
-    # What a row may not see cannot touch it, not even a NaN times a weight of 0, so non-finite inputs are taken out here
+    # What a row may not see cannot touch it, not even a NaN times a weight of 0: non-finite inputs are taken out here
     # and put back below as NaN scores in exactly the rows that see them.
     bad_row = ~problem.q.isfinite().all(-1, keepdim=True)  # [B, Hq, Tq, 1]
     bad_key = ~k.isfinite().all(-1).unsqueeze(-2)  # [B, Hq, 1, Tk]

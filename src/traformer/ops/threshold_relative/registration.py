@@ -1,4 +1,4 @@
-"""torch.library registration: one operator forward, one backward, so that compile, export and autograd see one node each."""
+"""torch.library registration: one operator forward, one backward; compile, export and autograd see one node each."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from traformer.ops.threshold_relative.backends import fused_backend
 from traformer.ops.threshold_relative.problem import Problem, backward_outputs, forward_outputs
 
 
-def check_values(problem: Problem) -> None:
+def check_values(log_decay: Tensor, threshold: Tensor | None) -> None:
     """Checks that need the values themselves. Skipped off the CPU, where looking would wait for the device."""
-    if problem.q.device.type != "cpu":
+    if log_decay.device.type != "cpu":
         return
-    if bool((problem.log_decay > 0).any()):
+    if bool((log_decay > 0).any()):
         raise InputError("log_decay must be <= 0 everywhere (it is the log of a decay, e.g. logsigmoid of a gate)")
-    if problem.threshold is not None and bool((problem.threshold < 0).any()):
+    if threshold is not None and bool((threshold < 0).any()):
         raise InputError("threshold must be >= 0 everywhere")
 
 
@@ -50,7 +50,7 @@ def forward_op(
         q, k, v, log_decay, threshold, threshold_value, exclude_self, key_padding_mask, first_key, query_start, scale,
         score_bound, dropout_p, dropout_seed, tolerance, needs_grad, key_low, key_high, key_norm,
     )  # fmt: skip
-    check_values(problem)
+    check_values(log_decay, threshold)
     return fused_backend(backend).forward(problem)
 
 
@@ -90,8 +90,8 @@ def backward_op(
 
 @backward_op.register_fake
 def _(
-    grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor,
-    *args: Any,
+    grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    log_decay: Tensor, *args: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return backward_outputs(q, k, log_decay)
 

@@ -1,0 +1,84 @@
+"""The operator as torch sees it: schema, fake kernel, autograd, one graph under compile, export."""
+
+import pytest
+import torch
+
+from tests.ops.cases import make
+from traformer.ops import available_backends, threshold_relative_attention
+from traformer.ops.threshold_relative.registration import forward_op
+
+FUSED = [name for name in available_backends() if name in ("blockwise", "cpu")]
+
+
+def arguments(backend, **changes):
+    q, k, v, g = make(queries=9, keys=12, dtype=torch.float32)
+    options = {
+        "threshold": None, "threshold_value": 0.0, "exclude_self": None, "key_padding_mask": None, "first_key": None,
+        "query_start": 3, "scale": 0.25, "score_bound": None, "dropout_p": 0.0, "dropout_seed": None,
+        "tolerance": 2**-24, "needs_grad": True, "key_low": None, "key_high": None, "key_norm": None,
+        "backend": backend,
+    }  # fmt: skip
+    return (q, k, v, g, *{**options, **changes}.values())
+
+
+@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"threshold": torch.full((2, 4, 9), 0.2), "exclude_self": torch.tensor([True, False, True, False])},
+        {"dropout_p": 0.5, "dropout_seed": torch.tensor(3), "key_padding_mask": torch.rand(2, 12) > 0.5},
+    ],
+    ids=["plain", "threshold", "dropout"],
+)
+def test_opcheck(backend, changes):
+    torch.library.opcheck(forward_op, arguments(backend, **changes))
+
+
+@pytest.mark.parametrize("backend", ["reference", *FUSED])
+def test_one_graph_under_compile(backend):
+    inputs = make(queries=33, dtype=torch.float32)
+    graphs = []
+
+    def count(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def function(*x):
+        return threshold_relative_attention(*x, backend=backend).sum(-1)
+
+    compiled = torch.compile(function, fullgraph=True, backend=count)
+    torch.testing.assert_close(compiled(*inputs), function(*inputs))
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("backend", FUSED)
+def test_gradients_through_aot_autograd(backend):
+    inputs = make(queries=33, dtype=torch.float32)
+
+    def function(*x):
+        return threshold_relative_attention(*x, backend=backend, dropout_p=0.1, dropout_seed=3).square().sum()
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    expected = torch.autograd.grad(function(*inputs), inputs)
+    for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", FUSED)
+def test_export(backend):
+    class Module(torch.nn.Module):
+        def forward(self, q, k, v, g):
+            return threshold_relative_attention(q, k, v, g, backend=backend)
+
+    inputs = tuple(x.detach() for x in make(queries=33, dtype=torch.float32))
+    length = torch.export.Dim("length", min=2, max=4096)
+    dims = tuple({2: length} for _ in inputs)
+    program = torch.export.export(Module(), inputs, dynamic_shapes=dims)
+    longer = tuple(x.detach() for x in make(queries=70, dtype=torch.float32))
+    torch.testing.assert_close(program.module()(*longer), Module()(*longer))
+
+
+def test_available_backends_come_slowest_first():
+    names = available_backends()
+    assert names[:2] == ["reference", "blockwise"]
