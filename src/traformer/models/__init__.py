@@ -1,0 +1,22 @@
+"""Hugging Face models with any attention of ours. Importing this registers them with transformers' Auto classes."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from traformer.models.authors import convert_authors_state_dict
+from traformer.models.causal_lm import TraformerForCausalLM
+from traformer.models.config import PRESETS, TraformerConfig
+from traformer.models.decoder import TraformerModel
+
+AutoConfig.register(TraformerConfig.model_type, TraformerConfig, exist_ok=True)
+AutoModel.register(TraformerConfig, TraformerModel, exist_ok=True)
+AutoModelForCausalLM.register(TraformerConfig, TraformerForCausalLM, exist_ok=True)
+
+__all__ = [
+    "PRESETS",
+    "TraformerConfig",
+    "TraformerForCausalLM",
+    "TraformerModel",
+    "convert_authors_state_dict",
+]

@@ -1,0 +1,155 @@
+"""What every attention layer shares: projections, QK-norm, cache, padding; a method adds only `attend`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from traformer.errors import InputError
+from traformer.layers.norms import rms_norm
+
+if TYPE_CHECKING:
+    from transformers import Cache, PretrainedConfig
+
+
+@dataclass
+class AttentionContext:
+    """Where the tokens of one forward stand: the same for all layers, made once by the model.
+
+    The key axis has Tk places: what a cache holds, then the T new tokens, then (static cache) empty places.
+    New token t sits at place `query_start + t` and sees no place after its own.
+    """
+
+    key_padding_mask: Tensor | None = None  # [B, Tk] bool, True = a real key; None = all are real
+    position_ids: Tensor | None = None  # [B or 1, T] positions of the new tokens within their sequences
+    cu_seqlens: Tensor | None = None  # [n + 1] int32, where packed sequences start; batch 1 and no cache
+    past_key_values: Cache | None = None
+    query_start: int | Tensor = 0  # a 0-dim tensor only when a static cache is traced by torch.compile
+    key_length: int | None = None  # Tk; None = T
+    output_attentions: bool = False
+    shared: Any = None  # what the method's `prepare` made for all layers
+
+    def new_token_mask(self, length: int) -> Tensor | None:
+        """[B, T] bool, True = a real new token; None = all are real."""
+        if self.key_padding_mask is None:
+            return None
+        if isinstance(self.query_start, Tensor):
+            places = self.query_start + torch.arange(length, device=self.query_start.device)
+            return self.key_padding_mask.index_select(1, places)
+        return self.key_padding_mask[:, self.query_start : self.query_start + length]
+
+    def positions(self, length: int, device: torch.device) -> Tensor:
+        """[B or 1, T] positions of the new tokens."""
+        if self.position_ids is not None:
+            return self.position_ids
+        return (torch.arange(length, device=device) + self.query_start)[None]
+
+    def is_plain_causal(self, length: int) -> bool:
+        """Nothing but the causal order restricts what a token sees, and the key axis is the new tokens alone."""
+        return (
+            self.key_padding_mask is None
+            and self.cu_seqlens is None
+            and not isinstance(self.query_start, Tensor)
+            and self.query_start == 0
+            and (self.key_length is None or self.key_length == length)
+        )
+
+    def visible(self, length: int, device: torch.device) -> Tensor:
+        """[B or 1, 1, T, Tk] bool, True = the token may see the key: causal order, padding, packing."""
+        key_length = length if self.key_length is None else self.key_length
+        keys = torch.arange(key_length, device=device)
+        queries = torch.arange(length, device=device) + self.query_start
+        allowed = keys[None, :] <= queries[:, None]  # [T, Tk]
+        if self.cu_seqlens is not None:
+            segment = torch.searchsorted(self.cu_seqlens, keys, right=True)
+            allowed = allowed & (segment[:, None] == segment[None, :])
+        allowed = allowed[None, None]
+        if self.key_padding_mask is not None:
+            allowed = allowed & self.key_padding_mask[:, None, None, :]
+        return allowed
+
+
+class AttentionLayer(nn.Module):
+    """Projections, QK-norm, grouped heads and cache. A method implements `attend`, and overrides the hooks it needs.
+
+    Needs from the config: hidden_size, num_attention_heads, num_key_value_heads, head_dim, attention_dropout, qk_norm
+    and attention_options.
+    """
+
+    name: ClassVar[str]
+    # The method's own options and their defaults; anything else in config.attention_options is an error.
+    options: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, config: PretrainedConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.num_heads: int = config.num_attention_heads
+        self.num_key_heads: int = config.num_key_value_heads
+        self.head_dim: int = config.head_dim
+        self.scale = 1.0 / math.sqrt(self.head_dim)
+        self.dropout_p: float = config.attention_dropout
+        self.qk_norm: bool = config.qk_norm
+        self.option: dict[str, Any] = self.read_options(config)
+        self.q_proj = nn.Linear(config.hidden_size, self.num_heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, self.num_key_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, self.num_key_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=True)
+
+    @classmethod
+    def read_options(cls, config: PretrainedConfig) -> dict[str, Any]:
+        """The method's options as configured, defaults filled in; an unknown one is an error."""
+        given = dict(config.attention_options or {})
+        unknown = sorted(set(given) - set(cls.options))
+        if unknown:
+            known = ", ".join(cls.options) or "none"
+            raise InputError(
+                f"attention_options has {unknown[0]!r}, unknown to attention {cls.name!r}; its options: {known}"
+            )
+        options = {**cls.options, **given}
+        cls.check_options(config, options)
+        return options
+
+    @classmethod
+    def check_options(cls, config: PretrainedConfig, options: dict[str, Any]) -> None:
+        """Raise InputError for an option whose value cannot be used."""
+
+    def reset_own_parameters(self) -> None:
+        """Initialise parameters the method holds directly (not its Linears'), by transformers' init functions."""
+
+    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
+        """What every layer of the method needs and one can make for all (masks, tables); becomes context.shared."""
+        return None
+
+    def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
+        """Write positions into new queries and keys before they are cached; most methods have none to write."""
+        return q, k
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        """q [B, Hq, T, D]; k, v [B, Hkv, Tk, D] -> output [B, Hq, T, D], weights [B, Hq, T, Tk] if asked for."""
+        raise NotImplementedError
+
+    def forward(self, hidden_states: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        """hidden_states [B, T, E] -> output [B, T, E], weights [B, Hq, T, Tk] or None."""
+        batch, length, _ = hidden_states.shape
+        real = context.new_token_mask(length)
+        if real is not None:
+            # Whatever stands at a padded place, NaN included, may reach neither the cache nor a gradient.
+            hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
+        q = self.q_proj(hidden_states).view(batch, length, self.num_heads, self.head_dim)
+        k = self.k_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
+        v = self.v_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
+        if self.qk_norm:
+            q, k = rms_norm(q), rms_norm(k)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, T, D], no copy
+        q, k = self.place(q, k, context)
+        if context.past_key_values is not None:
+            k, v = context.past_key_values.update(k, v, self.layer_idx)
+        out, weights = self.attend(q, k, v, hidden_states, context)
+        out = out.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
+        return self.o_proj(out), weights

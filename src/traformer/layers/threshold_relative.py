@@ -1,0 +1,135 @@
+"""Threshold Relative Attention (TRA): keep the keys that score above a threshold, count distance among the kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from traformer.errors import InputError, unknown_name
+from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.ops import attention_map, available_backends, threshold_relative_attention
+
+
+class ThresholdRelativeAttention(AttentionLayer):
+    """TRA with a decay gate per query and head; no position of any kind is written into queries or keys.
+
+    Options, all off or at the published value by default:
+        threshold     keys must score above it (>= 0)
+        exclude_self  the query's own key is left out: True, "half" (of the heads, the first) or a list of bool
+        temperature   a learned factor exp(t_h) on each head's scores, t_h starting at 0
+        tolerance     share of a row's weight that the early exit may drop; 0 reads every key
+        backend       which kernel computes it ("auto": the fastest at hand, same result)
+    """
+
+    name = "tra"
+    options = {  # noqa: RUF012
+        "threshold": 0.0,
+        "exclude_self": False,
+        "temperature": False,
+        "tolerance": 2.0**-24,
+        "backend": "auto",
+    }
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.decay_proj = nn.Linear(config.hidden_size, self.num_heads, bias=True)
+        self.temperature = nn.Parameter(torch.zeros(self.num_heads)) if self.option["temperature"] else None
+        self._excluded_heads = _excluded_heads(self.option["exclude_self"], self.num_heads)
+
+    @classmethod
+    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        threshold, tolerance = options["threshold"], options["tolerance"]
+        if not (isinstance(threshold, (int, float)) and 0 <= threshold < math.inf):
+            raise InputError(f"attention option threshold must be a finite number >= 0, got {threshold!r}")
+        if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < 1):
+            raise InputError(f"attention option tolerance must be a number in [0, 1), got {tolerance!r}")
+        if not isinstance(options["temperature"], bool):
+            raise InputError(f"attention option temperature must be true or false, got {options['temperature']!r}")
+        if options["backend"] != "auto" and options["backend"] not in available_backends():
+            raise unknown_name("backend", options["backend"], ["auto", *available_backends()])
+        _excluded_heads(options["exclude_self"], config.num_attention_heads)
+
+    def reset_own_parameters(self) -> None:
+        from transformers import initialization as init
+
+        if self.temperature is not None:
+            init.zeros_(self.temperature)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        gate = self.decay_proj(hidden_states)  # [B, T, Hq]
+        # The gate multiplies counts that run into the thousands: never in half precision.
+        log_decay = F.logsigmoid(gate if gate.dtype == torch.float64 else gate.float()).transpose(1, 2)
+        score_bound: float | Tensor | None = None
+        if self.qk_norm:
+            # |q|, |k| <= sqrt(D) up to rounding, hence s <= D * scale = sqrt(D) and a little.
+            score_bound = math.sqrt(self.head_dim) * (1.0 + 8.0 * torch.finfo(q.dtype).eps)
+        if self.temperature is not None:
+            factor = self.temperature.exp()
+            q = q * factor.to(q.dtype)[:, None, None]
+            if score_bound is not None:
+                score_bound = factor.detach().float() * score_bound
+        query_start, key_padding_mask = self._query_start(q, k, context)
+        options: dict[str, Any] = {
+            "scale": self.scale,
+            "threshold": self.option["threshold"],
+            "exclude_self": self._exclude_self(q.device),
+            "key_padding_mask": key_padding_mask,
+            "cu_seqlens": context.cu_seqlens,
+            "query_start": query_start,
+        }
+        out = threshold_relative_attention(
+            q,
+            k,
+            v,
+            log_decay,
+            **options,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            score_bound=score_bound,
+            tolerance=self.option["tolerance"],
+            backend=self.option["backend"],
+        )
+        weights = None
+        if context.output_attentions:
+            weights = attention_map(q, k, log_decay, **options).weights
+        return out, weights
+
+    def _exclude_self(self, device: torch.device) -> bool | Tensor:
+        if isinstance(self._excluded_heads, bool):
+            return self._excluded_heads
+        return torch.tensor(self._excluded_heads, device=device)
+
+    def _query_start(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[int, Tensor | None]:
+        """Where the first query stands, as a number, and the padding mask that goes with it."""
+        start = context.query_start
+        if not isinstance(start, Tensor):
+            return start, context.key_padding_mask
+        if q.shape[2] > 1 or self._excluded_heads is not False:
+            return int(start.item()), context.key_padding_mask
+        # One query, its place a tensor (a traced static cache): keys carry no position, so let it stand at the end of
+        # the axis and hide the empty places instead. No number has to be read out of the tensor.
+        filled = torch.arange(k.shape[2], device=k.device)[None] <= start
+        mask = context.key_padding_mask
+        return k.shape[2] - 1, (filled if mask is None else filled & mask).expand(k.shape[0], -1)
+
+
+def _excluded_heads(exclude_self: bool | str | list[bool], num_heads: int) -> bool | list[bool]:
+    """The option `exclude_self` as one bool, or one per head."""
+    if isinstance(exclude_self, bool):
+        return exclude_self
+    if exclude_self == "half":
+        return [head < num_heads // 2 for head in range(num_heads)]
+    if isinstance(exclude_self, (list, tuple)) and all(isinstance(x, bool) for x in exclude_self):
+        if len(exclude_self) == num_heads:
+            return list(exclude_self)
+        raise InputError(
+            f"attention option exclude_self has {len(exclude_self)} entries, but the layer has {num_heads} heads"
+        )
+    raise InputError(
+        f'attention option exclude_self must be true, false, "half" or a list of bool, got {exclude_self!r}'
+    )
