@@ -1,0 +1,511 @@
+// What forward, backward and decode share: element types, per-call facts, per-thread workspace, the matrix micro-kernel,
+// packing of query panels, and the canonical keep decision.
+// Included inside an unnamed namespace of each per-ISA translation unit.
+
+constexpr int NV = 2;             // vectors per panel
+constexpr int G = NV * W;         // query rows (lanes) per panel
+constexpr int KB = 64;            // keys per block
+constexpr int ROWS = 128;         // most rows a row block may hold
+constexpr int PANELS = ROWS / G;
+constexpr int MR = TRA_REGISTERS >= 32 ? 8 : 6;  // rows of accumulators in the micro-kernel
+constexpr float LOG2E = 1.44269504088896340736f;
+constexpr double LN2 = 0.69314718055994530942;
+constexpr float INF = __builtin_inff();
+constexpr float NOT_A_NUMBER = __builtin_nanf("");
+
+template <class T> INLINE T least(T a, T b) { return a < b ? a : b; }
+template <class T> INLINE T most(T a, T b) { return a > b ? a : b; }
+INLINE bool finite(float x) { return __builtin_fabsf(x) < INF; }
+
+// ---- element types -------------------------------------------------------------------------------------------------
+
+INLINE float bits_to_float(uint32_t x) { float r; __builtin_memcpy(&r, &x, 4); return r; }
+INLINE uint32_t float_to_bits(float x) { uint32_t r; __builtin_memcpy(&r, &x, 4); return r; }
+
+INLINE float half_to_float(uint16_t h) {
+  uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
+  float x = bits_to_float(rest << 13) * bits_to_float(0x77800000u);  // times 2^112: the exponents' biases differ by that
+  uint32_t bits = float_to_bits(x);
+  bits = rest >= 0x7c00u ? bits | 0x7f800000u : bits;                // inf and NaN
+  return bits_to_float(bits | sign);
+}
+
+INLINE uint16_t float_to_half(float f) {
+  uint32_t x = float_to_bits(f), sign = (x >> 16) & 0x8000u;
+  x &= 0x7fffffffu;
+  if (x >= 0x7f800000u) return (uint16_t)(sign | 0x7c00u | (x > 0x7f800000u ? 0x200u : 0));
+  if (x >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);           // rounds beyond 65504
+  if (x < 0x38800000u) {                                             // subnormal: let the fp32 adder round
+    float r = bits_to_float(x) + 0.5f;
+    return (uint16_t)(sign | (float_to_bits(r) - 0x3f000000u));
+  }
+  x += 0xc8000fffu + ((x >> 13) & 1);                                // rebias, round to nearest even
+  return (uint16_t)(sign | (x >> 13));
+}
+
+INLINE uint16_t float_to_bfloat(float f) {
+  uint32_t x = float_to_bits(f);
+  if ((x & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((x >> 16) | 0x40u);
+  return (uint16_t)((x + 0x7fffu + ((x >> 16) & 1)) >> 16);
+}
+
+// dst[0..d) = element `offset`.. of a tensor of this type
+INLINE void load_row(int dtype, const void* base, int64_t offset, int d, float* dst) {
+  if (dtype == TRA_FLOAT32) {
+    __builtin_memcpy(dst, (const float*)base + offset, d * sizeof(float));
+  } else if (dtype == TRA_BFLOAT16) {
+    const uint16_t* p = (const uint16_t*)base + offset;
+    for (int e = 0; e < d; e++) dst[e] = bits_to_float((uint32_t)p[e] << 16);
+  } else {
+    const uint16_t* p = (const uint16_t*)base + offset;
+    for (int e = 0; e < d; e++) dst[e] = half_to_float(p[e]);
+  }
+}
+
+INLINE void store_row(int dtype, void* base, int64_t offset, int d, const float* src, float factor) {
+  if (dtype == TRA_FLOAT32) {
+    float* p = (float*)base + offset;
+    for (int e = 0; e < d; e++) p[e] = src[e] * factor;
+  } else if (dtype == TRA_BFLOAT16) {
+    uint16_t* p = (uint16_t*)base + offset;
+    for (int e = 0; e < d; e++) p[e] = float_to_bfloat(src[e] * factor);
+  } else {
+    uint16_t* p = (uint16_t*)base + offset;
+    for (int e = 0; e < d; e++) p[e] = float_to_half(src[e] * factor);
+  }
+}
+
+INLINE void fill_row(int dtype, void* base, int64_t offset, int d, float value) {
+  if (dtype == TRA_FLOAT32) {
+    for (int e = 0; e < d; e++) ((float*)base)[offset + e] = value;
+  } else {
+    uint16_t x = dtype == TRA_BFLOAT16 ? float_to_bfloat(value) : float_to_half(value);
+    for (int e = 0; e < d; e++) ((uint16_t*)base)[offset + e] = x;
+  }
+}
+
+// ---- per-call facts ------------------------------------------------------------------------------------------------
+
+enum { KEY_NOT_FINITE = 1, VALUE_NOT_FINITE = 2 };
+
+// What one pass over the visible keys and values tells, per block of KB keys of one (batch, key head).
+struct KeyFacts {
+  float* norm;          // largest |k| of the block (real keys only); inf where it overflows
+  float* norm_so_far;   // the same over this block and all to its left
+  float* value_so_far;  // largest |v| element over this block and all to its left
+  uint8_t* flags;
+};
+
+struct Call {
+  const TraProblem* p;
+  int D, group, rows;   // rows: size of a row block
+  int64_t visible;      // keys before the last query's end; nothing at or after it is read
+  int blocks;           // of KB keys
+  float* facts;         // [B * Hkv][3][blocks] then flags
+  uint8_t* flags;
+  bool dropout;
+  uint32_t seed_key;
+
+  KeyFacts key_facts(int64_t b, int64_t hk) const {
+    int64_t i = b * p->key_heads + hk;
+    float* f = facts + i * 3 * blocks;
+    return {f, f + blocks, f + 2 * blocks, flags + i * blocks};
+  }
+};
+
+INLINE const float* row_f32(const TraTensor& t, int64_t b, int64_t h, int64_t i) {
+  return (const float*)t.data + b * t.stride_b + h * t.stride_h + i * t.stride_t;
+}
+
+// ---- per-thread workspace ------------------------------------------------------------------------------------------
+
+// Grown to the largest size asked of this thread and kept for the next call; freed with the thread.
+struct Workspace {
+  float* data = nullptr;
+  size_t size = 0;
+  float* take(size_t floats) {
+    if (floats > size) {
+      ::free(data);
+      size_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
+      data = (float*)::aligned_alloc(64, bytes);
+      size = data ? floats : 0;
+    }
+    return data;
+  }
+  ~Workspace() { ::free(data); }
+};
+
+// ---- the micro-kernel ----------------------------------------------------------------------------------------------
+
+// acc[m][n] += sum over k < depth of a[m * am + k * ak] * b[k * ldb + n * W ..]. Every product of the kernel is this one:
+//   scores    a = keys    (am = key stride, ak = 1)  b = transposed query panel   -> panel [key][lane]
+//   output    a = weights (am = 1, ak = G)           b = values                   -> rows  [lane][channel]
+//   gradients likewise, with the roles of queries and keys exchanged.
+template <int M, int N>
+INLINE void multiply(vf (&acc)[M][N], const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, int depth) {
+#pragma GCC unroll 2
+  for (int k = 0; k < depth; k++) {
+    vf right[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) right[n] = load(b + n * W);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      vf left = splat(a[m * am]);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n++) acc[m][n] += left * right[n];
+    }
+    a += ak;
+    b += ldb;
+  }
+}
+
+template <int M, int N> INLINE void clear(vf (&acc)[M][N]) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) acc[m][n] = vf{};
+}
+
+template <int M, int N> INLINE void add_to(vf (&acc)[M][N], float* c, int64_t ldc) {
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) store(c + m * ldc + n * W, load(c + m * ldc + n * W) + acc[m][n]);
+}
+
+// Calls f with an integral constant M = min(n, MR) for a remainder that is only known at run time.
+template <int M> struct Rows { static constexpr int value = M; };
+template <class F> INLINE void with_rows(int n, F&& f) {
+  switch (n) {
+    case 1: f(Rows<1>{}); break;
+    case 2: f(Rows<2>{}); break;
+    case 3: f(Rows<3>{}); break;
+    case 4: f(Rows<4>{}); break;
+    case 5: f(Rows<5>{}); break;
+#if TRA_REGISTERS >= 32
+    case 6: f(Rows<6>{}); break;
+    case 7: f(Rows<7>{}); break;
+#endif
+    default: f(Rows<MR>{}); break;
+  }
+}
+// Splits n rows into nearly equal chunks of at most MR: 16 -> 6 + 5 + 5, which keeps every chunk long enough to hide latency.
+INLINE int chunk(int n) { int parts = (n + MR - 1) / MR; return (n + parts - 1) / parts; }
+
+// c[lane][channel] += sum over keys of panel[key][lane] * x[key][channel], lanes < n, keys < depth
+static void add_panel_times_rows(const float* panel, int n, int depth, const float* x, int64_t ldx, float* c, int64_t ldc, int D) {
+  int d = 0;
+  for (; d + 2 * W <= D; d += 2 * W)
+    for (int r = 0, step; r < n; r += step) {
+      step = chunk(n - r);
+      with_rows(step, [&](auto rows) {
+        constexpr int M = decltype(rows)::value;
+        vf acc[M][2];
+        clear(acc);
+        multiply<M, 2>(acc, panel + r, 1, G, x + d, ldx, depth);
+        add_to(acc, c + r * ldc + d, ldc);
+      });
+    }
+  for (; d + W <= D; d += W)
+    for (int r = 0, step; r < n; r += step) {
+      step = chunk(n - r);
+      with_rows(step, [&](auto rows) {
+        constexpr int M = decltype(rows)::value;
+        vf acc[M][1];
+        clear(acc);
+        multiply<M, 1>(acc, panel + r, 1, G, x + d, ldx, depth);
+        add_to(acc, c + r * ldc + d, ldc);
+      });
+    }
+  for (; d < D; d++)  // head sizes below the vector width
+    for (int r = 0; r < n; r++) {
+      float sum = 0;
+      for (int k = 0; k < depth; k++) sum += panel[k * G + r] * x[k * ldx + d];
+      c[r * ldc + d] += sum;
+    }
+}
+
+// The same where x holds NaN or inf: only weights that are not zero may touch it.
+static void add_panel_times_rows_checked(const float* panel, int n, int depth, const float* x, int64_t ldx, float* c, int64_t ldc,
+                                         int D) {
+  for (int r = 0; r < n; r++)
+    for (int k = 0; k < depth; k++) {
+      float w = panel[k * G + r];
+      if (w != 0)
+        for (int d = 0; d < D; d++) c[r * ldc + d] += w * x[k * ldx + d];
+    }
+}
+
+// ---- query panels --------------------------------------------------------------------------------------------------
+
+// panel[e][lane] = rows[lane][e] * factor for one panel of G lanes, zero beyond n
+static void transpose_panel(const float* rows, int n, int D, float factor, float* panel) {
+  for (int lane = 0; lane < n; lane++)
+    for (int e = 0; e < D; e++) panel[e * G + lane] = rows[lane * D + e] * factor;
+  for (int lane = n; lane < G; lane++)
+    for (int e = 0; e < D; e++) panel[e * G + lane] = 0;
+}
+
+// ---- the rows of a block -------------------------------------------------------------------------------------------
+
+// State of the rows being walked, one lane a row, in ascending order of position. Scores and decays are in base 2.
+struct Lanes {
+  alignas(64) float decay[ROWS];      // log_decay * log2(e)
+  alignas(64) float threshold[ROWS];  // threshold * log2(e); +inf in lanes beyond the last row
+  alignas(64) float band[ROWS];       // D 2^-22 |q| scale log2(e): times |k| it is the width of the recheck
+  alignas(64) float count[ROWS];      // kept keys so far
+  alignas(64) float sum[ROWS];        // normaliser so far, relative to 2^shift
+  alignas(64) float shift[ROWS];      // 0, or the running maximum
+  alignas(64) float reach_norm[ROWS]; // |q| scale log2(e)
+  alignas(64) float inverse[ROWS];    // 1 / (1 - e^g)
+  alignas(64) float delta[ROWS];      // backward: dO . O
+  alignas(64) float lse[ROWS];        // backward: normaliser in base 2
+  alignas(64) float grad_decay[ROWS];
+  alignas(64) int32_t last[ROWS];     // rightmost key the row sees
+  alignas(64) int32_t first[ROWS];    // leftmost
+  alignas(64) uint32_t dropout_key[ROWS];
+  double threshold64[ROWS];
+  int32_t row[ROWS];
+  uint8_t poisoned[ROWS];             // a non-finite score was seen, or an input of the row is not finite
+  uint8_t decay_bad[ROWS];
+  int n, panels;
+
+  void move(int to, int from) {
+    decay[to] = decay[from]; threshold[to] = threshold[from]; band[to] = band[from]; count[to] = count[from];
+    sum[to] = sum[from]; shift[to] = shift[from]; reach_norm[to] = reach_norm[from]; inverse[to] = inverse[from];
+    delta[to] = delta[from]; lse[to] = lse[from]; grad_decay[to] = grad_decay[from]; last[to] = last[from];
+    first[to] = first[from]; dropout_key[to] = dropout_key[from]; threshold64[to] = threshold64[from]; row[to] = row[from];
+    poisoned[to] = poisoned[from]; decay_bad[to] = decay_bad[from];
+  }
+  void pad() {  // lanes that hold no row keep nothing
+    panels = (n + G - 1) / G;
+    for (int i = n; i < panels * G; i++) {
+      decay[i] = 0; threshold[i] = INF; band[i] = 0; count[i] = 0; sum[i] = 1; shift[i] = 0; reach_norm[i] = 0; inverse[i] = 0;
+      delta[i] = 0; lse[i] = 0; grad_decay[i] = 0; last[i] = -1; first[i] = 0; dropout_key[i] = 0; threshold64[i] = INF;
+      row[i] = -1; poisoned[i] = 0; decay_bad[i] = 0;
+    }
+  }
+};
+
+static void fill_lane(const Call& c, Lanes& s, int lane, int64_t b, int64_t h, int64_t t, const float* q) {
+  const TraProblem& p = *c.p;
+  int64_t flat = (b * p.query_heads + h) * p.queries + t;
+  double norm2 = 0;
+  for (int e = 0; e < c.D; e++) norm2 += (double)q[e] * q[e];
+  double norm = __builtin_sqrt(norm2) * p.scale * LOG2E * 1.000001;
+  float g = p.log_decay[flat];
+  s.decay_bad[lane] = !finite(g);
+  if (s.decay_bad[lane]) g = 0;
+  double th = p.threshold ? p.threshold[flat] : p.threshold_value;
+  int64_t position = p.query_start + t;
+  s.row[lane] = (int32_t)t;
+  s.decay[lane] = g * LOG2E;
+  s.inverse[lane] = (float)(-1.0 / __builtin_expm1((double)g));  // expm1(0) = 0 gives -inf: mended below
+  if (!(g < 0)) s.inverse[lane] = INF;
+  s.threshold64[lane] = th;
+  s.threshold[lane] = (float)(th * LOG2E);
+  s.reach_norm[lane] = (float)norm;
+  s.band[lane] = (float)(norm * c.D * 0x1p-22 * 1.001);
+  s.count[lane] = 0;
+  s.sum[lane] = 0;
+  s.shift[lane] = 0;
+  s.last[lane] = (int32_t)(position - (p.exclude_self && p.exclude_self[h] ? 1 : 0));
+  s.first[lane] = p.first_key ? p.first_key[t] : 0;
+  s.poisoned[lane] = 0;
+  s.dropout_key[lane] = c.dropout ? mix(mix(c.seed_key ^ (uint32_t)(b * p.query_heads + h)) ^ (uint32_t)position) : 0;
+}
+
+// ---- scores of a tile ----------------------------------------------------------------------------------------------
+
+// The decision made canonical: recompute in fp64, in order, and move the score to the side of the threshold it belongs to.
+static __attribute__((noinline)) void recheck(const Lanes& s, int lane0, const float* q_rows, const float* keys, int64_t stride, int n,
+                                              float* tile, float norm, int D, double scale) {
+  for (int j = 0; j < n; j++)
+    for (int i = 0; i < G; i++) {
+      int lane = lane0 + i;
+      float x = tile[j * G + i], t = s.threshold[lane];
+      if (lane >= s.n || !(__builtin_fabsf(x - t) <= s.band[lane] * norm)) continue;
+      const float *q = q_rows + (int64_t)lane * D, *k = keys + j * stride;
+      double dot = 0;
+      for (int e = 0; e < D; e++) dot += (double)q[e] * (double)k[e];
+      if (dot * scale > s.threshold64[lane]) {
+        if (!(x > t)) tile[j * G + i] = t + most(__builtin_fabsf(t) * 0x1p-22f, 1e-36f);
+      } else if (x > t) {
+        tile[j * G + i] = t;
+      }
+    }
+}
+
+// tile[key][lane] = score in base 2 with the canonical side of the threshold. Returns whether any key may be kept.
+INLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const float* q_panel, const float* keys, int64_t stride, int n,
+                       float norm, float* tile, int D, double scale) {
+  vf t[NV], band[NV];
+  for (int i = 0; i < NV; i++) {
+    t[i] = load(s.threshold + lane0 + i * W);
+    band[i] = load(s.band + lane0 + i * W) * norm;
+  }
+  vi kept = {};
+  for (int j = 0, step; j < n; j += step) {
+    step = least(MR, n - j);
+    with_rows(step, [&](auto rows) __attribute__((always_inline)) {
+      constexpr int M = decltype(rows)::value;
+      vf acc[M][NV];
+      clear(acc);
+      multiply<M, NV>(acc, keys + j * stride, stride, 1, q_panel, G, D);
+      vi near = {};
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int i = 0; i < NV; i++) {
+          vf difference = acc[m][i] - t[i];
+          near |= (vi)(vabs(difference) <= band[i]);
+          kept |= (vi)(difference > vf{});
+          store(tile + (j + m) * G + i * W, acc[m][i]);
+        }
+      if (__builtin_expect(any(near), 0)) {
+        recheck(s, lane0, q_rows, keys + j * stride, stride, M, tile + j * G, norm, D, scale);
+        kept |= near;
+      }
+    });
+  }
+  return any(kept);
+}
+
+// A non-finite score counts as kept and poisons its row; one that the row may not see is left for the mask.
+static __attribute__((noinline)) bool poison_tile(Lanes& s, int lane0, float* tile, int j0, int n, const uint8_t* padding) {
+  bool kept = false;
+  for (int j = 0; j < n; j++)
+    for (int i = 0; i < G && lane0 + i < s.n; i++) {
+      int lane = lane0 + i;
+      if (finite(tile[j * G + i])) continue;
+      if (j0 + j > s.last[lane] || j0 + j < s.first[lane] || (padding && !padding[j0 + j])) continue;
+      s.poisoned[lane] = 1;
+      tile[j * G + i] = most(s.threshold[lane], 0.f) + 1.f;
+      kept = true;
+    }
+  return kept;
+}
+
+// A kept key whose value is not finite poisons the row too, also where dropout or underflow takes its weight away.
+static __attribute__((noinline)) void poison_by_values(Lanes& s, int lane0, const float* tile, const float* values, int64_t stride, int n,
+                                                       int D) {
+  for (int j = 0; j < n; j++) {
+    bool bad = false;
+    for (int d = 0; d < D; d++) bad |= !finite(values[j * stride + d]);
+    if (!bad) continue;
+    for (int i = 0; i < G && lane0 + i < s.n; i++)
+      if (tile[j * G + i] > s.threshold[lane0 + i]) s.poisoned[lane0 + i] = 1;
+  }
+}
+
+// What a row may not see becomes -inf: later keys, its own if excluded, other segments, padding.
+static void mask_tile(const Lanes& s, int lane0, float* tile, int j0, int n, const uint8_t* padding) {
+  vi last[NV], first[NV];
+  for (int i = 0; i < NV; i++) {
+    last[i] = load(s.last + lane0 + i * W);
+    first[i] = load(s.first + lane0 + i * W);
+  }
+  for (int j = 0; j < n; j++) {
+    vi key = splat((int32_t)(j0 + j));
+    bool real = !padding || padding[j0 + j];
+    for (int i = 0; i < NV; i++) {
+      float* x = tile + j * G + i * W;
+      vi seen = (last[i] >= key) & (first[i] <= key);
+      store(x, real ? (seen ? load(x) : splat(-INF)) : splat(-INF));
+    }
+  }
+}
+
+// Keys or values j0 .. j0 + n as fp32 rows: in place where they are fp32 already, else converted.
+INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch, int64_t* stride) {
+  if (dtype == TRA_FLOAT32) {
+    *stride = x.stride_t;
+    return row_f32(x, b, h, j0);
+  }
+  *stride = D;
+  int64_t offset = b * x.stride_b + h * x.stride_h + (int64_t)j0 * x.stride_t;
+  for (int j = 0; j < n; j++) load_row(dtype, x.data, offset + j * x.stride_t, D, scratch + (int64_t)j * D);
+  return scratch;
+}
+
+// ---- preparation ---------------------------------------------------------------------------------------------------
+
+static void describe_keys(const Call& c, int64_t b, int64_t hk, int block, float* scratch) {
+  const TraProblem& p = *c.p;
+  KeyFacts f = c.key_facts(b, hk);
+  int j0 = block * KB, n = (int)least<int64_t>(KB, c.visible - j0);
+  const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
+  float largest = 0, largest_value = 0;
+  uint8_t flags = 0;
+  for (int j = j0; j < j0 + n; j++) {
+    int64_t stride;
+    const float* k = rows_f32(p.dtype, p.k, b, hk, j, 1, c.D, scratch, &stride);
+    float norm2;
+    {
+      constexpr int U = 8;
+      float part[U] = {};
+      for (int e = 0; e < c.D; e += U)
+        for (int i = 0; i < U; i++) part[i] += k[e + i] * k[e + i];
+      norm2 = ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
+    }
+    if (norm2 < 1e-24f) {  // squares may have underflowed; any upper bound will do
+      float top = 0;
+      for (int e = 0; e < c.D; e++) top = most(top, __builtin_fabsf(k[e]));
+      norm2 = most(norm2, most(top * 16.f, 1e-18f) * most(top * 16.f, 1e-18f));
+    }
+    const float* v = rows_f32(p.dtype, p.v, b, hk, j, 1, c.D, scratch, &stride);
+    float value = 0, check = 0;
+    for (int e = 0; e < c.D; e += 8) {
+      float m[8];
+      for (int i = 0; i < 8; i++) m[i] = __builtin_fabsf(v[e + i]);
+      for (int i = 0; i < 8; i++) check += m[i] * 0.f;
+      for (int i = 0; i < 8; i++) value = most(value, m[i]);
+    }
+    if (!(norm2 < 1e36f)) flags |= KEY_NOT_FINITE;  // NaN, inf, or so large that a product may overflow
+    if (check != 0) flags |= VALUE_NOT_FINITE;
+    if (padding && !padding[j]) continue;
+    largest = norm2 < 1e36f ? most(largest, norm2) : INF;
+    largest_value = check != 0 ? INF : most(largest_value, value);
+  }
+  f.norm[block] = __builtin_sqrtf(largest) * 1.000002f;
+  f.norm_so_far[block] = f.norm[block];
+  f.value_so_far[block] = largest_value;
+  f.flags[block] = flags;
+}
+
+// Fills the facts of all keys that some query may see. Returns false when memory is short.
+static bool prepare(Call& c, const TraProblem* p) {
+  c.p = p;
+  c.D = (int)p->head_size;
+  c.group = (int)(p->query_heads / p->key_heads);
+  c.visible = p->query_start + p->queries;
+  c.blocks = (int)((c.visible + KB - 1) / KB);
+  c.dropout = p->dropout_cut != 0;
+  c.seed_key = mix(mix((uint32_t)p->dropout_seed) ^ (uint32_t)(p->dropout_seed >> 32));
+  c.facts = nullptr;
+  return true;
+}
+
+static bool describe_all_keys(Call& c) {
+  const TraProblem* p = c.p;
+  int64_t heads = p->batch * p->key_heads;
+  size_t floats = (size_t)heads * 3 * c.blocks, bytes = floats * 4 + (size_t)heads * c.blocks;
+  c.facts = (float*)::malloc(bytes + 1);
+  if (!c.facts) return false;
+  c.flags = (uint8_t*)(c.facts + floats);
+  int64_t total = heads * c.blocks;
+#pragma omp parallel for num_threads(p->threads) schedule(static)
+  for (int64_t i = 0; i < total; i++) {
+    alignas(64) float scratch[256];
+    int64_t head = i / c.blocks;
+    describe_keys(c, head / p->key_heads, head % p->key_heads, (int)(i % c.blocks), scratch);
+  }
+  for (int64_t head = 0; head < heads; head++) {
+    KeyFacts f = c.key_facts(head / p->key_heads, head % p->key_heads);
+    for (int i = 1; i < c.blocks; i++) {
+      f.norm_so_far[i] = most(f.norm_so_far[i], f.norm_so_far[i - 1]);
+      f.value_so_far[i] = most(f.value_so_far[i], f.value_so_far[i - 1]);
+    }
+  }
+  return true;
+}

@@ -1,0 +1,262 @@
+// Forward: each row block walks the key blocks from its diagonal to the left, one lane a query row, so the running count of
+// kept keys is a plain vector add. Rows that are settled leave; the rest close ranks into fewer panels.
+// Included inside an unnamed namespace of each per-ISA translation unit.
+
+struct ForwardSpace {
+  Lanes lanes;
+  float *q_rows, *q_panels, *out, *tile, *keys, *values;
+  static size_t floats(int D) { return sizeof(Lanes) / 4 + 16 + (size_t)ROWS * D * 3 + KB * G + (size_t)KB * D * 2; }
+  static ForwardSpace* on(float* memory, int D);
+};
+
+// The weights of one tile: scores in, weights out (in place), counts and sums carried. A row's weight of a key is
+// 2^(score + decay * kept keys to its right), exactly 0 where the key is not kept and never 0 where it is.
+template <bool DROPOUT>
+INLINE void weigh_tile(Lanes& s, int lane0, float* tile, int j0, int n, uint32_t cut) {
+  vf t[NV], g[NV], count[NV], sum[NV];
+  vu row_key[NV];
+  for (int i = 0; i < NV; i++) {
+    t[i] = load(s.threshold + lane0 + i * W);
+    g[i] = load(s.decay + lane0 + i * W);
+    count[i] = load(s.count + lane0 + i * W);
+    sum[i] = vf{};
+    if (DROPOUT) row_key[i] = load_as<vu>(s.dropout_key + lane0 + i * W);
+  }
+  for (int j = n - 1; j >= 0; j--) {
+#pragma GCC unroll 2
+    for (int i = 0; i < NV; i++) {
+      float* x = tile + j * G + i * W;
+      vf score = load(x);
+      vi keep = score > t[i];
+      vf weight = masked(keep, exp2_vec(score + g[i] * count[i]));
+      count[i] += masked(keep, splat(1.f));
+      sum[i] += weight;
+      if (DROPOUT) weight = masked((vi)(mix(row_key[i] + splat((uint32_t)(j0 + j) * 0x9e3779b9u)) >= splat(cut)), weight);
+      store(x, weight);
+    }
+  }
+  for (int i = 0; i < NV; i++) {
+    store(s.count + lane0 + i * W, count[i]);
+    store(s.sum + lane0 + i * W, load(s.sum + lane0 + i * W) + sum[i]);
+  }
+}
+
+// The same relative to a running maximum, for scores so large that a plain sum could overflow.
+static __attribute__((noinline)) void weigh_tile_shifted(Lanes& s, int lane0, float* tile, int j0, int n, bool dropout, uint32_t cut,
+                                                         float* out, int D) {
+  for (int i = 0; i < NV; i++) {
+    int at = lane0 + i * W;
+    vf t = load(s.threshold + at), g = load(s.decay + at), count = load(s.count + at), shift = load(s.shift + at);
+    vf top = shift;
+    for (int j = n - 1; j >= 0; j--) {
+      float* x = tile + j * G + i * W;
+      vf score = load(x);
+      vi keep = score > t;
+      vf logit = score + g * count;
+      logit = keep ? logit : splat(-INF);
+      count += masked(keep, splat(1.f));
+      top = vmax(logit, top);
+      store(x, logit);
+    }
+    vf rescale = exp2_vec(shift - top);
+    vf sum = load(s.sum + at) * rescale, part = {};
+    vu row_key = load_as<vu>(s.dropout_key + at);
+    for (int j = n - 1; j >= 0; j--) {
+      float* x = tile + j * G + i * W;
+      vf logit = load(x);
+      vf weight = masked((vi)(logit > splat(-INF)), exp2_vec(logit - top));
+      part += weight;
+      if (dropout) weight = masked((vi)(mix(row_key + splat((uint32_t)(j0 + j) * 0x9e3779b9u)) >= splat(cut)), weight);
+      store(x, weight);
+    }
+    store(s.sum + at, sum + part);
+    store(s.count + at, count);
+    store(s.shift + at, top);
+    for (int l = 0; l < W && at + l < s.n; l++)
+      if (rescale[l] != 1.f)
+        for (int d = 0; d < D; d++) out[(int64_t)(at + l) * D + d] *= rescale[l];
+  }
+}
+
+// Rows whose remaining keys, all of [first, j0), together weigh at most `tolerance` of what they have: see docs/kernel.md.
+static int settled(const Call& c, const Lanes& s, int j0, float norm, float bound, uint8_t* done) {
+  const TraProblem& p = *c.p;
+  const float tolerance = (float)p.tolerance * 0.9999f;
+  int alive = 0;
+  for (int at = 0; at < s.panels * G; at += W) {
+    vi first = load(s.first + at);
+    vi left = splat((int32_t)j0) - first;  // keys that remain
+    vi stop = left <= splat((int32_t)0);
+    if (tolerance > 0) {
+      vf n;
+      for (int i = 0; i < W; i++) n[i] = (float)left[i];
+      vf upper = vmin(load(s.reach_norm + at) * norm, splat(bound));
+      vf count = load(s.count + at), inverse = load(s.inverse + at);
+      vf most_weight = exp2_vec(vmin(upper + load(s.decay + at) * count - load(s.shift + at), splat(127.f)));
+      vf factor = p.needs_grad ? vmin((count + inverse) * inverse, n * (count + n)) : vmin(inverse, n);
+      stop |= (vi)(most_weight * factor <= load(s.sum + at) * tolerance);
+    }
+    for (int i = 0; i < W; i++) {
+      done[at + i] = at + i >= s.n || stop[i];
+      alive += !done[at + i];
+    }
+  }
+  return alive;
+}
+
+static void write_row(const Call& c, const Lanes& s, int lane, const float* out, int64_t b, int64_t h, int reach) {
+  const TraProblem& p = *c.p;
+  int64_t t = s.row[lane], flat = (b * p.query_heads + h) * p.queries + t;
+  int64_t offset = b * p.out.stride_b + h * p.out.stride_h + t * p.out.stride_t;
+  int kept = (int)s.count[lane];
+  if (s.poisoned[lane] || (kept > 0 && s.decay_bad[lane])) {
+    fill_row(p.dtype, p.out.data, offset, c.D, NOT_A_NUMBER);
+    p.normaliser[flat] = NOT_A_NUMBER;
+  } else if (kept == 0) {
+    fill_row(p.dtype, p.out.data, offset, c.D, 0.f);
+    p.normaliser[flat] = INF;
+  } else {
+    store_row(p.dtype, p.out.data, offset, c.D, out + (int64_t)lane * c.D, (c.dropout ? p.dropout_scale : 1.f) / s.sum[lane]);
+    p.normaliser[flat] = (float)((__builtin_log2((double)s.sum[lane]) + s.shift[lane]) * LN2);
+  }
+  reach = most(reach, s.first[lane]);
+  p.reach[flat] = reach <= s.last[lane] ? reach : (int32_t)(p.query_start + t) + 1;
+  p.kept[flat] = kept;
+}
+
+ForwardSpace* ForwardSpace::on(float* memory, int D) {
+  ForwardSpace* w = (ForwardSpace*)memory;
+  float* at = memory + (sizeof(ForwardSpace) / 4 + 16) / 16 * 16;
+  auto take = [&](size_t n) { float* r = at; at += n; return r; };
+  w->q_rows = take((size_t)ROWS * D);
+  w->q_panels = take((size_t)ROWS * D);
+  w->out = take((size_t)ROWS * D);
+  w->tile = take(KB * G);
+  w->keys = take((size_t)KB * D);
+  w->values = take((size_t)KB * D);
+  return w;
+}
+
+static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, int64_t t0, int n) {
+  const TraProblem& p = *c.p;
+  const int D = c.D;
+  const int64_t hk = h / c.group;
+  const KeyFacts facts = c.key_facts(b, hk);
+  const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
+  const float bound = p.score_bound ? p.score_bound[h] * LOG2E : INF;
+  const float q_factor = (float)(p.scale * (double)LOG2E);
+  Lanes& s = w.lanes;
+
+  s.n = n;
+  bool queries_bad = false;
+  float largest = 0, lowest_threshold = 0;
+  for (int i = 0; i < n; i++) {
+    float* q = w.q_rows + (int64_t)i * D;
+    load_row(p.dtype, p.q.data, b * p.q.stride_b + h * p.q.stride_h + (t0 + i) * p.q.stride_t, D, q);
+    fill_lane(c, s, i, b, h, t0 + i, q);
+    if (!(s.reach_norm[i] < 1e18f)) queries_bad = true;
+    largest = most(largest, s.reach_norm[i]);
+    lowest_threshold = least(lowest_threshold, s.threshold[i]);
+  }
+  s.pad();
+  for (int g = 0; g < s.panels; g++) transpose_panel(w.q_rows + (int64_t)g * G * D, least(G, n - g * G), D, q_factor, w.q_panels + (int64_t)g * G * D);
+  __builtin_memset(w.out, 0, (size_t)n * D * sizeof(float));
+
+  int end = s.last[n - 1] + 1;  // keys [.., end) are seen by some row
+  int last_block = end > 0 ? (end - 1) / KB : 0;
+  float upper = least(largest * facts.norm_so_far[last_block], bound);
+  float room = upper + __builtin_log2f(most(1.f, (float)end)) + __builtin_log2f(1.f + facts.value_so_far[last_block]);
+  const bool shifted = !(room <= 85.f * LOG2E) || lowest_threshold < -40.f;
+  const bool overflow = queries_bad || !(largest * facts.norm_so_far[last_block] < 1e36f);
+  if (shifted)
+    for (int i = 0; i < s.panels * G; i++) s.shift[i] = -1e30f;
+
+  uint8_t done[ROWS];
+  int j1 = end;
+  while (s.n > 0) {
+    int alive, j0 = 0;
+    if (j1 <= 0) {
+      for (int i = 0; i < s.n; i++) done[i] = 1;
+      alive = 0;
+    } else {
+      const int block = (j1 - 1) / KB;
+      j0 = block * KB;
+      int64_t k_stride, v_stride;
+      const float* keys = rows_f32(p.dtype, p.k, b, hk, j0, j1 - j0, D, w.keys, &k_stride);
+      const float* values = rows_f32(p.dtype, p.v, b, hk, j0, j1 - j0, D, w.values, &v_stride);
+      const float norm = facts.norm[block];
+      const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
+      const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
+      for (int g = 0; g < s.panels; g++) {
+        const int lane0 = g * G, lanes = least(G, s.n - lane0);
+        const int stop = least(j1, s.last[lane0 + lanes - 1] + 1), count = stop - j0;
+        if (count <= 0) continue;
+        int leftmost = 0;
+        if (p.first_key)
+          for (int i = 0; i < lanes; i++) leftmost = most(leftmost, s.first[lane0 + i]);
+        bool kept = score_tile(s, lane0, w.q_rows, w.q_panels + (int64_t)lane0 * D, keys, k_stride, count, norm, w.tile, D, p.scale);
+        bool hide = padded || stop - 1 > s.last[lane0] || leftmost > j0;
+        if (__builtin_expect(keys_bad || overflow, 0)) {
+          if (poison_tile(s, lane0, w.tile, j0, count, padding)) kept = true;
+          hide = true;
+        }
+        if (!kept) continue;
+        if (hide) mask_tile(s, lane0, w.tile, j0, count, padding);
+        if (__builtin_expect(values_bad, 0)) poison_by_values(s, lane0, w.tile, values, v_stride, count, D);
+        if (__builtin_expect(shifted, 0)) weigh_tile_shifted(s, lane0, w.tile, j0, count, c.dropout, p.dropout_cut, w.out, D);
+        else if (c.dropout) weigh_tile<true>(s, lane0, w.tile, j0, count, p.dropout_cut);
+        else weigh_tile<false>(s, lane0, w.tile, j0, count, 0);
+        auto product = __builtin_expect(values_bad, 0) ? add_panel_times_rows_checked : add_panel_times_rows;
+        product(w.tile, lanes, count, values, v_stride, w.out + (int64_t)lane0 * D, D, D);
+      }
+      alive = settled(c, s, j0, j0 > 0 ? facts.norm_so_far[block - 1] : 0.f, bound, done);
+      j1 = j0;
+    }
+    if (alive == 0 || (alive + G - 1) / G < s.panels) {
+      int to = 0;
+      for (int i = 0; i < s.n; i++) {
+        if (done[i]) {
+          write_row(c, s, i, w.out, b, h, j0);
+          continue;
+        }
+        if (to != i) {
+          s.move(to, i);
+          __builtin_memcpy(w.out + (int64_t)to * D, w.out + (int64_t)i * D, D * sizeof(float));
+          __builtin_memcpy(w.q_rows + (int64_t)to * D, w.q_rows + (int64_t)i * D, D * sizeof(float));
+        }
+        to++;
+      }
+      s.n = to;
+      s.pad();
+      for (int g = 0; g < s.panels; g++)
+        transpose_panel(w.q_rows + (int64_t)g * G * D, least(G, s.n - g * G), D, q_factor, w.q_panels + (int64_t)g * G * D);
+    }
+  }
+}
+
+static int forward_blocks(Call& c) {
+  const TraProblem& p = *c.p;
+  if (!describe_all_keys(c)) return TRA_OUT_OF_MEMORY;
+  const int64_t heads = p.batch * p.query_heads, blocks = (p.queries + c.rows - 1) / c.rows;
+  const bool heads_first = heads >= 4 * p.threads;  // then a thread meets the same keys again while they are in its cache
+  int failed = 0;
+#pragma omp parallel num_threads(p.threads)
+  {
+    float* memory = workspace.take(ForwardSpace::floats(c.D) + sizeof(ForwardSpace) / 4 + 64);
+    if (!memory) {
+#pragma omp atomic write
+      failed = 1;
+    } else {
+      ForwardSpace& w = *ForwardSpace::on(memory, c.D);
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < heads * blocks; i++) {
+        // The longest walks first: the late ones then fill the gaps between threads.
+        int64_t head = heads_first ? i / blocks : i % heads, block = blocks - 1 - (heads_first ? i % blocks : i / heads);
+        int64_t t0 = block * c.rows;
+        forward_rows(c, w, head / p.query_heads, head % p.query_heads, t0, (int)least<int64_t>(c.rows, p.queries - t0));
+      }
+    }
+  }
+  ::free(c.facts);
+  return failed ? TRA_OUT_OF_MEMORY : TRA_OK;
+}

