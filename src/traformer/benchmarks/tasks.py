@@ -25,7 +25,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `tra bench tasks`."""
-    parser.add_argument("--task", action="append", metavar="NAME", help="a task to measure; may be repeated (default: all)")
+    parser.add_argument("--task", action="append", metavar="NAME", help="a task to measure (default: all)")
     parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="examples a batch (default: 64)")
     parser.add_argument("--repeats", type=int, default=50, metavar="N", help="timed batches a task (default: 50)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")

@@ -14,7 +14,7 @@ from traformer.tasks.copy import Copy
 from traformer.tasks.flip_flop import FlipFlop
 from traformer.tasks.induction import Induction
 from traformer.tasks.instructions import Instructions
-from traformer.tasks.overlap import Overlap, overlap
+from traformer.tasks.overlaps import Overlap, overlap
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (FlipFlop, Copy, Induction, Instructions)}
 

@@ -96,9 +96,8 @@ class Task(ABC):
 
     # What a subclass defines ------------------------------------------------------------------------------------
 
-    @property
     @abstractmethod
-    def token_names(self) -> tuple[str, ...]:
+    def _token_names(self) -> tuple[str, ...]:
         """The text of every token id."""
 
     @property
@@ -128,6 +127,11 @@ class Task(ABC):
         """The (shortest, longest) pairs tested when none are given."""
 
     # What follows from it ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def token_names(self) -> tuple[str, ...]:
+        """The text of every token id."""
+        return self._token_names()
 
     @property
     def vocab_size(self) -> int:

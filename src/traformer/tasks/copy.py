@@ -78,8 +78,7 @@ class Copy(Task):
         """Number of symbols to draw from."""
         return _SYMBOLS[self.alphabet] if self.vocabulary is None else self.vocabulary
 
-    @property
-    def token_names(self) -> tuple[str, ...]:
+    def _token_names(self) -> tuple[str, ...]:
         return SPECIAL_TOKENS + (("0", "1") if self.alphabet == "binary" else symbol_names(self.symbols))
 
     @property

@@ -51,8 +51,7 @@ class FlipFlop(Task):
         if self.min_length is not None:
             store(self, min_length=low)
 
-    @property
-    def token_names(self) -> tuple[str, ...]:
+    def _token_names(self) -> tuple[str, ...]:
         return ("<pad>", "w", "r", "i", "0", "1")
 
     @property

@@ -52,8 +52,7 @@ class Induction(Task):
         symbols = check_count("symbols", self.symbols, 2, "induction needs another symbol beside the queried one")
         store(self, min_length=low, max_length=high, symbols=symbols)
 
-    @property
-    def token_names(self) -> tuple[str, ...]:
+    def _token_names(self) -> tuple[str, ...]:
         return SPECIAL_TOKENS + symbol_names(self.symbols)
 
     @property

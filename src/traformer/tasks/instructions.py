@@ -45,7 +45,7 @@ class Instructions(Task):
 
     The length of x is uniform, then INS is uniform over those that have an answer at that length: copy and reverse at
     any, first and last from 1, right_of and left_of (the neighbour of q, which stands exactly once in x) from 2.
-    Symbols are drawn uniformly with repetition.
+    Symbols are drawn uniformly with repetition. `instructions` is a sequence of names or one string "copy,reverse".
     """
 
     max_length: int = 50
@@ -59,7 +59,7 @@ class Instructions(Task):
 
     def __post_init__(self) -> None:
         low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
-        given = (self.instructions,) if isinstance(self.instructions, str) else tuple(self.instructions)
+        given = tuple(self.instructions.split(",") if isinstance(self.instructions, str) else self.instructions)
         for instruction in given:
             if instruction not in SHORTEST:
                 raise unknown_name("instruction", instruction, INSTRUCTIONS)
@@ -75,8 +75,7 @@ class Instructions(Task):
         ordered = tuple(instruction for instruction in INSTRUCTIONS if instruction in given)
         store(self, min_length=low, max_length=high, instructions=ordered, symbols=symbols)
 
-    @property
-    def token_names(self) -> tuple[str, ...]:
+    def _token_names(self) -> tuple[str, ...]:
         return SPECIAL_TOKENS + INSTRUCTIONS + symbol_names(self.symbols)
 
     @property
