@@ -92,14 +92,15 @@ def main(args: argparse.Namespace) -> None:
         config = RunConfig.from_dict(_merge(base, given))
         out = args.out or f"runs/{config.task}-{config.attention}-seed{config.seed}"
 
+    import os
+
     from traformer.training.loop import train
 
     result = train(config, out, resume=args.resume, overwrite=args.overwrite, parallel=args.parallel)
-    import os
-
     if os.environ.get("RANK", "0") == "0":
         last = result.last
-        print(f"{out}: step {result.step}, loss {last['loss']:.4f}, answer accuracy {last['accuracy']:.4f}")
+        if last:
+            print(f"{out}: step {result.step}, loss {last['loss']:.4f}, answer accuracy {last['accuracy']:.4f}")
         print(f"measure it with: tra eval {out}")
 
 

@@ -1,0 +1,8 @@
+"""Experiments: Python lists of cells, and the sweep that runs them. Loads without torch."""
+
+from __future__ import annotations
+
+# name of a module of this package that has `cells() -> list[Cell]`: what it shows
+EXPERIMENTS: dict[str, str] = {
+    "demo": "TRA beside RoPE on flip-flop and induction, to 8 times the training length",
+}

@@ -1,0 +1,1 @@
+"""Run folders as tables, plots and a page that opens from disk."""

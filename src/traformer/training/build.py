@@ -12,6 +12,8 @@ from traformer.training.config import RunConfig
 from traformer.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from traformer.models import TraformerConfig, TraformerForCausalLM
     from traformer.tasks import Task
 
@@ -72,15 +74,27 @@ def load_run(
     path: str | Path, device: str = "auto", step: int | None = None, warn: Callable[[str], None] | None = None
 ) -> tuple[TraformerForCausalLM, Task, RunConfig, int]:
     """Model (in eval mode), task, config and step of a run's newest whole checkpoint, or of the step asked for."""
-    from traformer.models import TraformerForCausalLM
+    from traformer.models import TraformerConfig, TraformerForCausalLM
     from traformer.training.parallel import choose_device
 
     folder = RunFolder.open(path)
     config = folder.read_config()
     found = find_checkpoint(folder, step, warn)
     task = build_task(config.task, config.task_options)
-    model = TraformerForCausalLM.from_pretrained(str(found.path)).to(choose_device(device)).eval()
-    return model, task, config, found.step
+    model = TraformerForCausalLM(TraformerConfig.from_pretrained(str(found.path)))
+    load_weights(model, found.path)
+    return model.to(choose_device(device)).eval(), task, config, found.step
+
+
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """A checkpoint's weights into a model of the same shape; every name must be there."""
+    from safetensors.torch import load_file
+
+    try:
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+    except RuntimeError as error:
+        detail = " ".join(str(error).split())[:200]
+        raise RunError(f"{folder} does not fit the model ({detail}); was it made by another version?") from None
 
 
 def find_checkpoint(

@@ -14,13 +14,13 @@ from typing import Any, TextIO
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from traformer.errors import InputError, RunError
 from traformer.tasks import Task
 from traformer.training import checkpoint as checkpoints
 from traformer.training import memory
-from traformer.training.build import build_model, build_model_config, build_task
+from traformer.training.build import build_model, build_model_config, build_task, load_weights
 from traformer.training.config import RunConfig
 from traformer.training.files import is_disk_full
 from traformer.training.loss import AnswerLoss, seed_step
@@ -296,7 +296,7 @@ class _Run:
 
     def _save(self) -> None:
         # Every process takes part in gathering; the main one alone writes.
-        weights = unique_tensors({name: whole(value) for name, value in self.model.state_dict().items()})
+        weights = {name: whole(value).contiguous() for name, value in self.model.state_dict().items()}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
 
         def write_files(folder: Path) -> None:
@@ -309,30 +309,6 @@ class _Run:
         step = self.counters.step
         self.group.on_main(lambda: checkpoints.save(self.folder.checkpoints, step, write_files, self.config.keep))
         self.saved_step = step
-
-
-def unique_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Without the second name of tied weights, which safetensors refuses; contiguous, as it wants them."""
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    unique = {}
-    for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tuple(tensor.shape))
-        if tensor.numel() == 0 or key not in seen:
-            unique[name] = tensor.contiguous()
-        seen.add(key)
-    return unique
-
-
-def load_weights(model: nn.Module, folder: Path) -> None:
-    """The checkpoint's weights into the model; every name must be there, but for the second name of tied weights."""
-    tensors = load_file(folder / "model.safetensors")
-    present = {name: value.data_ptr() for name, value in model.state_dict().items()}
-    loaded_places = {present[name] for name in tensors if name in present}
-    missing = [name for name, place in present.items() if name not in tensors and place not in loaded_places]
-    unexpected = [name for name in tensors if name not in present]
-    if missing or unexpected:
-        raise RunError(f"{folder} does not fit the model: {', '.join((missing + unexpected)[:3])} differ; was the code changed?")
-    model.load_state_dict(tensors, strict=False)
 
 
 def _blocks(model: nn.Module) -> list[nn.Module]:

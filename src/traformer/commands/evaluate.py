@@ -1,0 +1,95 @@
+"""`tra eval RUN`: accuracy by length."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from traformer.commands.arguments import add_lengths, joined, positive_int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="a run folder")
+    add_lengths(parser)
+    parser.add_argument("--examples", type=positive_int, default=256, help="sequences a length and split (default 256)")
+    parser.add_argument("--seed", type=int, help="whose test stream (default: the run's seed)")
+    parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")
+    parser.add_argument("--batch-tokens", type=positive_int, help="tokens at once, if memory allows (default: chosen)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default auto)")
+    parser.add_argument("--threads", type=positive_int, help="threads of torch on the CPU")
+    parser.add_argument("--again", action="store_true", help="measure again what results.json already has")
+    parser.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        help="count the test examples that training has shown (default: where that is quick)",
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    import torch
+    from rich.console import Console
+
+    from traformer.evaluation.by_length import evaluate_run
+    from traformer.evaluation.table import results_table
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    with ShownWatcher() as watcher:
+        rows = evaluate_run(
+            args.run,
+            joined(args.lengths),
+            args.examples,
+            seed=args.seed,
+            step=args.step,
+            batch_tokens=args.batch_tokens,
+            device=args.device,
+            count_overlap=args.overlap,
+            again=args.again,
+            watcher=watcher,
+        )
+    first = rows[0]
+    title = f"{args.run}: {first['task']}, {first['attention']}, trained to {first['train_length']}, step {first['step']}"
+    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console.print(results_table(rows, title))
+    print(f"written to {args.run}/results.json; a page from it: tra report {args.run}")
+
+
+class ShownWatcher:
+    """A bar on a terminal, a line a split in a pipe."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True, highlight=False)
+        self.is_live = console.is_terminal
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, disable=not self.is_live
+        )
+        self.row: Any = None
+        self.seen: set[Any] = set()
+
+    def __enter__(self) -> ShownWatcher:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def start(self, total_tokens: int) -> None:
+        self.row = self.bar.add_task("", total=total_tokens)
+
+    def advance(self, split: Any, tokens: int) -> None:
+        name = f"{split.name} {split.length}"
+        self.bar.update(self.row, advance=tokens, description=name)
+        if not self.is_live and name not in self.seen:
+            self.seen.add(name)
+            self.say(f"measuring {name}")
+
+    def say(self, text: str) -> None:
+        import sys
+
+        if self.is_live:
+            self.bar.console.print(text, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)

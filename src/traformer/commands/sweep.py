@@ -1,0 +1,57 @@
+"""`tra sweep EXPERIMENT`: every cell of a list, then a report."""
+
+from __future__ import annotations
+
+import argparse
+
+from traformer.commands.arguments import positive_int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("experiment", help="a name (see `tra list experiments`), a .py file or a module with cells()")
+    parser.add_argument("--out", metavar="DIR", help="where the runs go (default: runs/EXPERIMENT)")
+    parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads a cell)")
+    parser.add_argument("--list", action="store_true", help="print the cells' commands and run nothing")
+
+
+def main(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from traformer.experiments.find import experiment_cells, find_experiment
+
+    module = find_experiment(args.experiment)
+    out = args.out or f"runs/{Path(args.experiment).stem}"
+    cells = experiment_cells(module)
+    if args.list:
+        for cell in cells:
+            print("\n".join(cell.commands(f"{out}/{cell.name}")))
+        return 0
+    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None))
+
+
+def run_and_report(cells: list, out: str, jobs: int | None, title: str | None) -> int:
+    """Run the sweep, print its table, write its page; 1 if a cell failed."""
+    import time
+
+    from rich.console import Console
+
+    from traformer.experiments.overview import Overview, duration
+    from traformer.experiments.sweep import run_sweep
+    from traformer.reports.collect import collect
+    from traformer.reports.table import comparison_table
+    from traformer.reports.write import write_report
+
+    started = time.monotonic()
+    with Overview() as view:
+        states = run_sweep(cells, out, jobs, view)
+    failed = [state for state in states if state.status == "failed"]
+    for state in failed:
+        print(f"failed: {state.cell.name}: {state.message}")
+    if len(failed) < len(states):
+        runs = collect([out])
+        console = Console(width=None if Console().is_terminal else 140, highlight=False)
+        for table in comparison_table(runs):
+            console.print(table)
+        page = write_report(runs, out, title)
+        print(f"{len(states) - len(failed)} cells in {duration(time.monotonic() - started)}; the page is {page}")
+    return 1 if failed else 0

@@ -1,0 +1,126 @@
+"""One cell of a sweep: a run to train and the lengths to measure it at. `run_cell` does what is not yet done of it.
+
+As a program, `python -m traformer.experiments.cell SPEC FOLDER`, it is the process that a sweep starts for a cell.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from traformer.errors import RunError
+from traformer.training import checkpoint as checkpoints
+from traformer.training.build import build_task
+from traformer.training.config import RunConfig
+from traformer.training.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run, and how it is measured. The name is its folder's name in the sweep."""
+
+    name: str
+    config: RunConfig
+    lengths: str | None = None  # as `tra eval --lengths` takes them; None: the task's own
+    examples: int = 256
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "config": self.config.to_dict(), "lengths": self.lengths, "examples": self.examples}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cell:
+        config = RunConfig.from_dict(values["config"], f"cell {values['name']}")
+        return cls(values["name"], config, values["lengths"], values["examples"])
+
+    def commands(self, folder: str | Path) -> list[str]:
+        """What a person types to make the same numbers by hand."""
+        return [train_command(self.config, folder), eval_command(folder, self.lengths, self.examples)]
+
+
+def is_trained(cell: Cell, folder: RunFolder) -> bool:
+    there = checkpoints.all_checkpoints(folder.checkpoints)
+    return folder.is_run() and bool(there) and there[-1].step == cell.config.steps
+
+
+def is_done(cell: Cell, folder: RunFolder) -> bool:
+    """Trained to the end and measured at every split and length."""
+    if not is_trained(cell, folder):
+        return False
+    rows = folder.read_results()
+    measured = {
+        (row["split"], str(row["length"]))
+        for row in rows
+        if (row["step"], row["examples"]) == (cell.config.steps, cell.examples)
+    }
+    splits = build_task(cell.config.task, cell.config.task_options).test_splits(cell.lengths)
+    return all((split.name, split.length) in measured for split in splits)
+
+
+def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[dict[str, Any]]:
+    """Train (or go on), measure (or go on), and return the rows."""
+    from traformer.evaluation.by_length import evaluate_run
+    from traformer.training.loop import train
+
+    folder = RunFolder(path)
+    if folder.is_run():
+        stored = folder.read_config()
+        try:
+            config = stored.for_resume(cell.config.to_dict(), folder.path)
+        except RunError as error:
+            raise RunError(f"{error}; or delete {folder.path} to have the sweep make it anew") from None
+        if not is_trained(cell, folder):
+            train(config, path, resume=True, quiet=quiet)
+    else:
+        train(cell.config, path, quiet=quiet)
+    if cell.config.threads is not None:
+        import torch
+
+        torch.set_num_threads(cell.config.threads)
+    return evaluate_run(path, cell.lengths, cell.examples, device=cell.config.device)
+
+
+def train_command(config: RunConfig, folder: str | Path) -> str:
+    """The `tra train` command that makes this run; only what differs from the defaults is spelt out."""
+    default = RunConfig()
+    parts = ["tra", "train"]
+    for name, value in config.to_dict().items():
+        if name in ("task_options", "attention_options", "model_options"):
+            flag = f"--{name.removesuffix('s').replace('_', '-')}"
+            for option, setting in value.items():
+                parts += [flag, f"{option}={json.dumps(setting) if not isinstance(setting, str) else setting}"]
+        elif name in ("task", "attention", "preset", "steps", "lr", "seed") or value != getattr(default, name):
+            flag = f"--{name.replace('_', '-')}"
+            parts += [flag] if value is True else [flag, str(value)]
+    return shlex.join([*parts, "--out", str(folder)])
+
+
+def eval_command(folder: str | Path, lengths: str | None, examples: int) -> str:
+    parts = ["tra", "eval", str(folder)]
+    if lengths is not None:
+        parts += ["--lengths", lengths]
+    return shlex.join([*parts, "--examples", str(examples)])
+
+
+def main(argv: list[str]) -> int:
+    """SPEC is a JSON file of `Cell.to_dict`."""
+    from traformer.errors import TraformerError
+    from traformer.experiments.processes import die_with_parent
+
+    spec, folder = argv
+    die_with_parent()
+    try:
+        run_cell(Cell.from_dict(json.loads(Path(spec).read_text(encoding="utf-8"))), folder)
+    except TraformerError as error:
+        print(f"tra: error: {error}", file=sys.stderr)
+        return getattr(error, "exit_status", 2)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""The demo: TRA and RoPE in the same trunk, with the same steps and rate, on two tasks, measured to 8 times the length."""
+
+from __future__ import annotations
+
+from traformer.experiments.cell import Cell
+from traformer.training.config import RunConfig
+
+TITLE = "Trained short, tested long: TRA and RoPE in the same decoder"
+
+ATTENTIONS = ("tra", "rope")
+
+FLIP_FLOP = RunConfig(
+    task="flip_flop",
+    task_options={"length": 128},
+    preset="tiny",
+    model_options={"num_attention_heads": 4},
+    steps=1500,
+    batch_size=32,
+    lr=1e-3,
+    log_every=50,
+    save_every=250,
+    threads=1,
+)
+INDUCTION = RunConfig(
+    task="induction",
+    task_options={"max_length": 20},
+    preset="tiny",
+    model_options={"num_hidden_layers": 4},
+    steps=3000,
+    batch_size=64,
+    lr=1e-3,
+    log_every=50,
+    save_every=250,
+    threads=1,
+)
+
+
+def cells(seed: int = 0) -> list[Cell]:
+    """Four runs: two tasks, two attentions. The slower ones first, so that two cores are busy to the end."""
+    flip_flop = [
+        Cell(f"flip_flop-{name}", FLIP_FLOP.replace(attention=name, seed=seed), "128,256,512,1024", 128)
+        for name in ATTENTIONS
+    ]
+    induction = [
+        Cell(f"induction-{name}", INDUCTION.replace(attention=name, seed=seed), "20,40,80,120,160", 256)
+        for name in ATTENTIONS
+    ]
+    return sorted([*flip_flop, *induction], key=lambda cell: cell.config.attention != "tra")

@@ -1,0 +1,171 @@
+"""report.html and report.md of a set of runs: plots, tables, and the commands that make every number again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from traformer import __version__
+from traformer.reports.collect import Panel, Run, display_split, display_task, panels, series_labels
+from traformer.reports.plot import accuracy_plot, legend
+from traformer.reports.style import STYLE
+from traformer.reports.table import by_length, point_text, series_names
+from traformer.training.files import write_atomically
+
+
+def write_report(runs: Sequence[Run], out: str | Path, title: str | None = None) -> Path:
+    """Write both into `out`; returns the page."""
+    out = Path(out)
+    title = title or "Accuracy by length"
+    write_atomically(out / "report.md", markdown(runs, title))
+    page = out / "report.html"
+    write_atomically(page, html(runs, title))
+    return page
+
+
+def groups(runs: Sequence[Run]) -> dict[tuple[str, int], list[Panel]]:
+    """Panels by task and training length."""
+    found: dict[tuple[str, int], list[Panel]] = {}
+    for panel in panels(runs):
+        found.setdefault((panel.task, panel.train_length), []).append(panel)
+    return found
+
+
+def unit_of(task: str) -> str:
+    from traformer.tasks import TASKS
+
+    return TASKS[task].length_unit if task in TASKS else "tokens"
+
+
+def findings(runs: Sequence[Run]) -> list[str]:
+    """One sentence a task: how each method does at the longest length. Numbers only; the reader judges."""
+    sentences = []
+    for (task, train_length), members in groups(runs).items():
+        longest = max(point.size for panel in members for series in panel.series for point in series.points)
+        parts = []
+        for label in series_names(members):
+            values = [
+                f"{100 * point.value:.0f} %" + (f" {display_split(panel.split)}" if len(members) > 1 else "")
+                for panel in members
+                for series in panel.series
+                for point in series.points
+                if series.label == label and point.size == longest
+            ]
+            if values:
+                parts.append(f"{label} {', '.join(values)}")
+        sentences.append(
+            f"{display_task(task)}, trained to {train_length} {unit_of(task)}, exact match at {longest:,}"
+            f" ({longest / train_length:.3g}x): {'; '.join(parts)}."
+        )
+    return sentences
+
+
+NOTE = (
+    "Exact match: every answer token of a sequence is right. Intervals are 95 % (Wilson) over the sequences of one run,"
+    " or from the worst to the best seed where there are several."
+)
+
+
+def html(runs: Sequence[Run], title: str) -> str:
+    all_groups = groups(runs)
+    styles = {label: index for index, label in enumerate(series_names([p for ps in all_groups.values() for p in ps]))}
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        '<ul class="findings">' + "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(runs)) + "</ul>",
+        legend(styles),
+    ]
+    for (task, train_length), members in all_groups.items():
+        unit = unit_of(task)
+        body.append(f"<section><h2>{escape(display_task(task))}</h2>")
+        body.append(
+            f'<p class="sub">Trained on at most {train_length:,} {escape(unit)} (the vertical line).'
+            " The shaded lengths were never trained on.</p>"
+        )
+        body.append('<div class="plots">' + "".join(accuracy_plot(panel, styles, unit) for panel in members) + "</div>")
+        body.append(html_table(members))
+        body.append("</section>")
+    body.append(f'<p class="sub">{escape(NOTE)}</p>')
+    body.append(commands_section(runs))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+    )
+
+
+def html_table(members: Sequence[Panel]) -> str:
+    labels = series_names(members)
+    head = "".join(f"<th>{escape(text)}</th>" for text in ("split", "length", "x trained", *labels))
+    rows = []
+    for panel in members:
+        for length, found in by_length(panel).items():
+            factor = next(iter(found.values())).size / panel.train_length
+            cells = []
+            for label in labels:
+                point = found.get(label)
+                if point is None:
+                    cells.append("<td></td>")
+                else:
+                    cells.append(
+                        f'<td class="share" style="--share:{100 * point.value:.1f}%"><b>{100 * point.value:.1f} %</b>'
+                        f" <small>{100 * point.low:.1f}–{100 * point.high:.1f}</small></td>"
+                    )
+            split = escape(display_split(panel.split) or "test")
+            beyond = ' class="beyond-row"' if factor > 1 else ""
+            rows.append(f"<tr{beyond}><td>{split}</td><td>{length}</td><td>{factor:.3g}</td>{''.join(cells)}</tr>")
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def commands_section(runs: Sequence[Run]) -> str:
+    labels = series_labels(runs)
+    parts = ["<section><h2>How to repeat each number</h2>"]
+    for run in runs:
+        last = run.metrics[-1] if run.metrics else {}
+        facts = [f"seed {run.config.seed}", f"{run.rows[0]['step']:,} steps"]
+        if last:
+            facts += [f"final loss {last['loss']:.4f}", f"{last['tokens']:,} tokens trained on"]
+        seen = [row["seen_in_training"] for row in run.rows if row.get("seen_in_training")]
+        if seen:
+            facts.append(f"up to {100 * max(seen):.1f} % of the test sequences of a length also occur in training")
+        heading = f"{display_task(run.config.task)}, {labels[run.path]}"
+        commands = "\n".join(run.commands())
+        parts.append(f"<h3>{escape(heading)}</h3><p class=\"sub\">{escape(', '.join(facts))}</p><pre>{escape(commands)}</pre>")
+    parts.append(f'<p class="sub">{escape(versions_text(runs))}</p></section>')
+    return "".join(parts)
+
+
+def versions_text(runs: Sequence[Run]) -> str:
+    kinds = dict.fromkeys(", ".join(f"{k} {v}" for k, v in run.records["versions"].items()) for run in runs)
+    machines = dict.fromkeys(", ".join(f"{k} {v}" for k, v in run.records["environment"].items()) for run in runs)
+    return f"Made with {' / '.join(kinds)} on {' / '.join(machines)}; page by traformer {__version__}."
+
+
+def markdown(runs: Sequence[Run], title: str) -> str:
+    lines = [f"# {_md(title)}", ""]
+    lines += [f"- {_md(sentence)}" for sentence in findings(runs)]
+    for (task, train_length), members in groups(runs).items():
+        labels = series_names(members)
+        lines += ["", f"## {_md(display_task(task))}", "", f"Trained to {train_length} {unit_of(task)}. Exact match (95 % interval).", ""]
+        lines.append("| split | length | x trained | " + " | ".join(map(_md, labels)) + " |")
+        lines.append("|---|---|---|" + "---|" * len(labels))
+        for panel in members:
+            for length, found in by_length(panel).items():
+                factor = next(iter(found.values())).size / panel.train_length
+                cells = " | ".join(point_text(found.get(label)) for label in labels)
+                lines.append(f"| {_md(display_split(panel.split) or 'test')} | {length} | {factor:.3g} | {cells} |")
+    lines += ["", _md(NOTE), "", "## How to repeat each number", ""]
+    labels_by_run = series_labels(runs)
+    for run in runs:
+        lines += [f"{_md(display_task(run.config.task))}, {_md(labels_by_run[run.path])}, seed {run.config.seed}:", ""]
+        lines += ["```sh", *run.commands(), "```", ""]
+    lines.append(_md(versions_text(runs)))
+    return "\n".join(lines) + "\n"
+
+
+def _md(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    for character in "\\`*_[]<>|#":
+        text = text.replace(character, "\\" + character)
+    return text
