@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from traformer.layers.absolute import LearnedPositionAttention, SinusoidalAttention
+from traformer.layers.alibi import AlibiAttention
 from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.layers.cope import ContextualPositionAttention
+from traformer.layers.forgetting import ForgettingAttention
+from traformer.layers.nope import NoPositionAttention
 from traformer.layers.norms import RMSNorm, rms_norm
 from traformer.layers.rope import RotaryAttention
+from traformer.layers.stick_breaking import StickBreakingAttention
 from traformer.layers.threshold_relative import ThresholdRelativeAttention
 
 # A new method: one line here, and the shared tests pick it up.
@@ -13,6 +19,13 @@ ATTENTIONS: dict[str, type[AttentionLayer]] = {
     for layer in (
         ThresholdRelativeAttention,
         RotaryAttention,
+        NoPositionAttention,
+        SinusoidalAttention,
+        LearnedPositionAttention,
+        AlibiAttention,
+        ContextualPositionAttention,
+        ForgettingAttention,
+        StickBreakingAttention,
     )
 }
 

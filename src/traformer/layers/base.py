@@ -83,6 +83,10 @@ class AttentionLayer(nn.Module):
     name: ClassVar[str]
     # The method's own options and their defaults; anything else in config.attention_options is an error.
     options: ClassVar[dict[str, Any]] = {}
+    # Whether a cached key depends on where its token stood; if not, caches can be cut and joined.
+    keys_carry_position: ClassVar[bool] = False
+    # Whether the method weighs keys at all, so that `output_attentions` has something to show.
+    has_weights: ClassVar[bool] = True
 
     def __init__(self, config: PretrainedConfig, layer_idx: int) -> None:
         super().__init__()
@@ -124,6 +128,14 @@ class AttentionLayer(nn.Module):
         """What every layer of the method needs and one can make for all (masks, tables); becomes context.shared."""
         return None
 
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Write positions into the embeddings x [B, T, E]; called on the first layer only, before the first block."""
+        return x
+
+    def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
+        """What a new key carries beside k and v: [B, Hkv, T, S], cached with it, or None. `attend` gets it for all keys."""
+        return None
+
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Write positions into new queries and keys before they are cached; most methods have none to write."""
         return q, k
@@ -141,15 +153,44 @@ class AttentionLayer(nn.Module):
         if real is not None:
             # Whatever stands at a padded place, NaN included, may reach neither the cache nor a gradient.
             hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
+        q, k, v = self.project(hidden_states)
+        q, k = self.place(q, k, context)
+        state = self.key_state(q, hidden_states, context)
+        if context.past_key_values is not None:
+            if state is not None:
+                k = torch.cat((k, _as_channels(state, k.dtype)), dim=-1)
+            k, v = context.past_key_values.update(k, v, self.layer_idx)
+            if state is not None:
+                k, state = k[..., : self.head_dim], _from_channels(k[..., self.head_dim :], state.dtype)
+        more = () if state is None else (state,)
+        out, weights = self.attend(q, k, v, hidden_states, context, *more)
+        out = out.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
+        return self.o_proj(out), weights
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden_states [B, T, E] -> q [B, Hq, T, D]; k, v [B, Hkv, T, D]: content alone, no position yet."""
+        batch, length, _ = hidden_states.shape
         q = self.q_proj(hidden_states).view(batch, length, self.num_heads, self.head_dim)
         k = self.k_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
         v = self.v_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
         if self.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, T, D], no copy
-        q, k = self.place(q, k, context)
-        if context.past_key_values is not None:
-            k, v = context.past_key_values.update(k, v, self.layer_idx)
-        out, weights = self.attend(q, k, v, hidden_states, context)
-        out = out.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
-        return self.o_proj(out), weights
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # no copy
+
+
+def _as_channels(state: Tensor, dtype: torch.dtype) -> Tensor:
+    """A key's state as channels of the cached key. A wider type is split into three parts, so that nothing is lost."""
+    if state.dtype == dtype:
+        return state
+    high = state.to(dtype)
+    middle = (state - high).to(dtype)
+    low = (state - high - middle).to(dtype)
+    return torch.cat((high, middle, low), dim=-1)
+
+
+def _from_channels(channels: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `_as_channels`."""
+    if channels.dtype == dtype:
+        return channels
+    high, middle, low = channels.to(dtype).chunk(3, dim=-1)
+    return high + middle + low

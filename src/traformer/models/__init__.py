@@ -5,6 +5,7 @@ from __future__ import annotations
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from traformer.models.authors import convert_authors_state_dict
+from traformer.models.cache import TraformerCache
 from traformer.models.causal_lm import TraformerForCausalLM
 from traformer.models.config import PRESETS, TraformerConfig
 from traformer.models.decoder import TraformerModel
@@ -15,6 +16,7 @@ AutoModelForCausalLM.register(TraformerConfig, TraformerForCausalLM, exist_ok=Tr
 
 __all__ = [
     "PRESETS",
+    "TraformerCache",
     "TraformerConfig",
     "TraformerForCausalLM",
     "TraformerModel",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache
 
@@ -16,39 +19,38 @@ def make_context(
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
     past_key_values: Cache | None,
+    new_cache: Callable[[], Cache] | None,
     output_attentions: bool,
 ) -> tuple[AttentionContext, Tensor | None]:
-    """The context of one forward over embeddings x [B, T, E], and which new tokens are real [B, T] (None: all)."""
+    """The context of one forward over embeddings x [B, T, E], and which new tokens are real [B, T] (None: all).
+
+    new_cache makes the cache where none was passed; packed sequences are whole and get none.
+    """
     batch, length, _ = x.shape
-    start = _query_start(past_key_values)
-    key_length = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
-    if past_key_values is None:
-        cu_seqlens = _packing(cu_seqlens, position_ids, attention_mask, batch, length, x.device)
-    elif cu_seqlens is not None:
-        raise InputError("cu_seqlens packs whole sequences and cannot be used with past_key_values; leave one out")
-    mask = _check_mask(attention_mask, batch, length, start, x.device)
-    if position_ids is None:
-        position_ids = _positions(mask, cu_seqlens, start, length, x.device)
-    elif position_ids.shape not in ((1, length), (batch, length)):
+    if position_ids is not None and position_ids.shape not in ((1, length), (batch, length)):
         raise InputError(
             f"position_ids must be [{batch}, {length}] like the new tokens, not {list(position_ids.shape)}"
         )
-    real = None
-    if mask is not None:
-        real = mask[:, -length:]
-        if past_key_values is None and not output_attentions and _is_right_padded(mask):
-            mask = None  # padding after every real token: the causal order already hides it
-        elif mask.shape[1] < key_length:  # a static cache's empty places
-            mask = torch.nn.functional.pad(mask, (0, key_length - mask.shape[1]), value=False)
+    start = _query_start(past_key_values)
+    key_length = length if past_key_values is None else past_key_values.get_mask_sizes(length, 0)[0]
+    mask = _full_mask(attention_mask, batch, length, start, key_length, x.device)
     context = AttentionContext(
         key_padding_mask=mask,
-        position_ids=position_ids,
-        cu_seqlens=cu_seqlens,
         past_key_values=past_key_values,
         query_start=start,
         key_length=key_length,
         output_attentions=output_attentions,
     )
+    real = context.new_token_mask(length)
+    context.cu_seqlens = _packing(cu_seqlens, position_ids, real, batch, length, x.device)
+    if context.cu_seqlens is None:
+        if past_key_values is None and new_cache is not None:
+            context.past_key_values = new_cache()
+    elif past_key_values is not None:
+        raise InputError("packed sequences (cu_seqlens, or position_ids that start over) cannot use past_key_values")
+    context.position_ids = _positions(context, length, x.device) if position_ids is None else position_ids
+    if mask is not None and past_key_values is None and not output_attentions and _is_right_padded(mask):
+        context.key_padding_mask = None  # padding after every real token: the causal order already hides it
     return context, real
 
 
@@ -62,10 +64,10 @@ def _query_start(past_key_values: Cache | None) -> int | Tensor:
     return start
 
 
-def _check_mask(
-    mask: Tensor | None, batch: int, length: int, start: int | Tensor, device: torch.device
+def _full_mask(
+    mask: Tensor | None, batch: int, length: int, start: int | Tensor, key_length: int, device: torch.device
 ) -> Tensor | None:
-    """[B, past + T] bool, or None where nothing is padded."""
+    """[B, Tk] bool, or None where nothing is padded."""
     if mask is None:
         return None
     if mask.dim() != 2:
@@ -73,17 +75,16 @@ def _check_mask(
             f"attention_mask must be [batch, length] with 1 for real tokens, not {list(mask.shape)}; "
             "the causal order is the model's own"
         )
-    known = not isinstance(start, Tensor)
-    if mask.shape[0] != batch or (known and mask.shape[1] != start + length):
-        expected = f"[{batch}, {start + length}]" if known else f"[{batch}, past + {length}]"
+    total = key_length if isinstance(start, Tensor) else start + length
+    if mask.shape[0] != batch or mask.shape[1] not in (total, key_length):
         raise InputError(
-            f"attention_mask must be {expected}, one entry for every token cached so far and every new one, "
+            f"attention_mask must be [{batch}, {total}], one entry for every token cached so far and every new one, "
             f"not {list(mask.shape)}"
         )
     mask = mask.to(device=device, dtype=torch.bool)
-    if not torch.compiler.is_compiling() and bool(mask.all()):
+    if not torch.compiler.is_compiling() and bool(mask[:, :total].all()):
         return None
-    return mask
+    return F.pad(mask, (0, key_length - mask.shape[1]), value=False)  # a static cache's empty places
 
 
 def _is_right_padded(mask: Tensor) -> bool:
@@ -93,13 +94,12 @@ def _is_right_padded(mask: Tensor) -> bool:
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
 
-def _positions(
-    mask: Tensor | None, cu_seqlens: Tensor | None, start: int | Tensor, length: int, device: torch.device
-) -> Tensor:
+def _positions(context: AttentionContext, length: int, device: torch.device) -> Tensor:
     """[B or 1, T]: padded places do not count, packed sequences start at 0."""
+    mask, cu_seqlens = context.key_padding_mask, context.cu_seqlens
+    places = torch.arange(length, device=device) + context.query_start
     if mask is not None:
-        return (mask.long().cumsum(-1) - 1).clamp_(min=0)[:, -length:]
-    places = torch.arange(length, device=device) + start
+        return (mask.long().cumsum(-1) - 1).clamp_(min=0).index_select(1, places)
     if cu_seqlens is not None:
         places = places - cu_seqlens[torch.searchsorted(cu_seqlens, places, right=True) - 1]
     return places[None]
@@ -108,35 +108,44 @@ def _positions(
 def _packing(
     cu_seqlens: Tensor | None,
     position_ids: Tensor | None,
-    attention_mask: Tensor | None,
+    real: Tensor | None,
     batch: int,
     length: int,
     device: torch.device,
 ) -> Tensor | None:
-    """Starts of packed sequences, from cu_seqlens or from position ids that start over."""
+    """Where packed sequences start and end, from cu_seqlens or from position ids that start over between real tokens."""
     if cu_seqlens is not None:
-        if batch != 1:
-            raise InputError(f"cu_seqlens packs sequences along one row: the batch must be 1, not {batch}")
-        return cu_seqlens.to(device)
-    if position_ids is None or length < 2 or (attention_mask is not None and not _all_real(attention_mask)):
+        return _check_cu_seqlens(cu_seqlens, batch, length, device)
+    if position_ids is None or length < 2:
         return None
     starts_over = position_ids[:, 1:] <= position_ids[:, :-1]  # [B or 1, T - 1]
+    if real is not None:
+        starts_over = starts_over & real[:, 1:] & real[:, :-1]
     tracing = torch.compiler.is_compiling()
     if not tracing and not bool(starts_over.any()):
         return None
     if batch != 1:
-        if tracing:  # a batch is never packed, which is checked whenever the model runs untraced
-            return None
-        raise InputError(
-            f"position_ids start over within a row, which means packed sequences: the batch must then be 1, not {batch}"
-        )
+        sentence = "position_ids start over within a row, which means packed sequences: the batch must then be 1"
+        if not tracing:
+            raise InputError(f"{sentence}, not {batch}")
+        torch._assert_async(~starts_over.any(), sentence)
+        return None
     # One entry a token, so that the shape does not depend on the data: unused ones are empty sequences at the end.
-    places = torch.arange(1, length, device=device)
-    starts = torch.where(starts_over[0], places, length).sort().values
-    ends = starts.new_tensor([0]), starts, starts.new_tensor([length])
-    cu = torch.cat(ends).to(torch.int32)
-    return cu if tracing else cu[: int(starts_over.sum()) + 1 + 1]
+    starts = torch.where(starts_over[0], torch.arange(1, length, device=device), length).sort().values
+    cu_seqlens = F.pad(F.pad(starts, (1, 0), value=0), (0, 1), value=length).to(torch.int32)
+    return cu_seqlens if tracing else cu_seqlens.unique()
 
 
-def _all_real(attention_mask: Tensor) -> bool:
-    return not torch.compiler.is_compiling() and bool(attention_mask.all())
+def _check_cu_seqlens(cu_seqlens: Tensor, batch: int, length: int, device: torch.device) -> Tensor:
+    if batch != 1:
+        raise InputError(f"cu_seqlens packs sequences along one row: the batch must be 1, not {batch}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.is_floating_point():
+        raise InputError(f"cu_seqlens must be whole numbers 0, end, end, ..., not {list(cu_seqlens.shape)}")
+    cu_seqlens = cu_seqlens.to(device, torch.int32)
+    if not torch.compiler.is_compiling():
+        rises = bool((cu_seqlens.diff() >= 0).all())
+        if int(cu_seqlens[0]) != 0 or int(cu_seqlens[-1]) != length or not rises:
+            raise InputError(
+                f"cu_seqlens must rise from 0 to the number of tokens, {length}; got {cu_seqlens.tolist()[:8]}"
+            )
+    return cu_seqlens

@@ -16,6 +16,8 @@ from transformers.utils import logging
 
 from traformer.errors import InputError
 from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNorm
+from traformer.models.cache import TraformerCache
+from traformer.models.checks import check_ids
 from traformer.models.config import TraformerConfig
 from traformer.models.context import make_context
 
@@ -130,12 +132,14 @@ class TraformerModel(TraformerPreTrainedModel):
             self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         )
 
+        if input_ids is not None and input_ids.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_ids(input_ids, self.config.vocab_size)
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None and cu_seqlens is None:
-            past_key_values = self.new_cache()
+        new_cache = self.new_cache if use_cache else None
         context, real = make_context(
-            x, attention_mask, position_ids, cu_seqlens, past_key_values, bool(output_attentions)
+            x, attention_mask, position_ids, cu_seqlens, past_key_values, new_cache, bool(output_attentions)
         )
+        x = self.layers[0].self_attn.embed(x, context)
         if real is not None:  # what stands at padded places, NaN included, can change nothing
             x = x.masked_fill(~real[..., None], 0.0)
         x = F.dropout(x, self.config.hidden_dropout, self.training)
@@ -151,17 +155,15 @@ class TraformerModel(TraformerPreTrainedModel):
             hidden_states.append(x)
         output = BaseModelOutputWithPast(
             last_hidden_state=x,
-            past_key_values=past_key_values if use_cache else None,
+            past_key_values=context.past_key_values,
             hidden_states=tuple(hidden_states) if output_hidden_states else None,  # type: ignore[arg-type]
             attentions=tuple(attentions) if output_attentions else None,
         )
         return output if return_dict or return_dict is None else output.to_tuple()
 
-    def new_cache(self) -> Cache:
+    def new_cache(self) -> TraformerCache:
         """An empty cache that grows with what it is given."""
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self.config)
+        return TraformerCache(self.config)
 
 
 def _packing_keyword(cu_seqlens: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:

@@ -1,0 +1,95 @@
+"""Absolute positions, added to the token embeddings: sinusoidal and learned, both with random offsets on demand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from traformer.errors import InputError
+from traformer.layers.base import AttentionContext
+from traformer.layers.softmax import SoftmaxAttentionLayer
+from traformer.ops.sinusoidal import sinusoids
+
+
+class _AbsoluteAttention(SoftmaxAttentionLayer):
+    """Softmax attention on embeddings that carry their position; the layers themselves know of none."""
+
+    keys_carry_position = True
+    options = {"random_offset": 0}  # noqa: RUF012
+
+    @classmethod
+    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        for name in set(options) & {"random_offset", "max_positions"}:
+            if not isinstance(options[name], int) or options[name] < (1 if name == "max_positions" else 0):
+                raise InputError(f"attention option {name} must be a whole number, got {options[name]!r}")
+
+    def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
+        positions = context.positions(x.shape[1], x.device)
+        if self.training and self.option["random_offset"]:
+            shape = (x.shape[0], 1)
+            if context.cu_seqlens is not None:  # one offset for each packed sequence
+                shape = (1, x.shape[1])
+            offsets = torch.randint(0, self.option["random_offset"] + 1, shape, device=x.device)
+            if context.cu_seqlens is not None:
+                places = torch.arange(x.shape[1], device=x.device)
+                first = torch.searchsorted(context.cu_seqlens, places, right=True) - 1
+                offsets = offsets[:, context.cu_seqlens[first].long()]
+            positions = positions + offsets
+        return x + self.position_embedding(positions, x)
+
+    def position_embedding(self, positions: Tensor, x: Tensor) -> Tensor:
+        """[B or 1, T] -> [B or 1, T, E]."""
+        raise NotImplementedError
+
+
+class SinusoidalAttention(_AbsoluteAttention):
+    """Softmax attention with sinusoidal absolute positions added to the token embeddings.
+
+    Source: Vaswani et al. 2017, base 10,000, no parameters. Choice: there the token embeddings are multiplied by sqrt(width) so
+    that positions do not drown them; here embeddings start uniform in +-embedding_range, so instead the sinusoids are
+    multiplied by a constant that gives them the embeddings' root mean square at the start (sinusoids have 1/sqrt(2)).
+
+    Option random_offset: in training a sequence starts at a position drawn from 0 .. random_offset, so that a model sees
+    positions beyond its training length (as in Kiyono et al. 2021, SHAPE, and later work on length generalisation);
+    in evaluation it starts at 0. 0 switches it off.
+    """
+
+    name = "sinusoidal"
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.position_scale = math.sqrt(2.0 / 3.0) * config.embedding_range
+
+    def position_embedding(self, positions: Tensor, x: Tensor) -> Tensor:
+        return sinusoids(positions, x.shape[-1], x.dtype) * self.position_scale
+
+
+class LearnedPositionAttention(_AbsoluteAttention):
+    """Softmax attention with a learned vector for each absolute position added to the token embeddings.
+
+    Source: Gehring et al. 2017 and GPT. The table (max_positions x width, in the first layer) starts like the token
+    embeddings, uniform in +-embedding_range; rows that training never reached stay as they started, which is why it fails beyond
+    the training length. A longer input than the table is an error.
+
+    Options: max_positions, rows of the table; random_offset, as in SinusoidalAttention.
+    """
+
+    name = "learned"
+    options = {"max_positions": 4096, "random_offset": 0}  # noqa: RUF012
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        if layer_idx == 0:
+            self.position_table = nn.Embedding(self.option["max_positions"], config.hidden_size)
+
+    def position_embedding(self, positions: Tensor, x: Tensor) -> Tensor:
+        rows = self.option["max_positions"]
+        if not torch.compiler.is_compiling() and positions.numel() and int(positions.max()) >= rows:
+            raise InputError(
+                f"position {int(positions.max())} is beyond the {rows} learned positions; "
+                "train with a larger attention option max_positions"
+            )
+        return self.position_table(positions)

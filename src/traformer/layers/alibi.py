@@ -1,0 +1,35 @@
+"""ALiBi: attention with linear biases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from traformer.layers.base import AttentionContext
+from traformer.layers.softmax import SoftmaxAttentionLayer
+from traformer.ops.alibi import alibi_slopes
+
+
+class AlibiAttention(SoftmaxAttentionLayer):
+    """Softmax attention with a penalty proportional to distance, one fixed slope a head.
+
+    Source: Press, Smith, Lewis 2022, "Train Short, Test Long": logit_ij = s_ij - m_h (i - j), slopes m_h = 2^(-8h/n), for a number
+    of heads that is not a power of two interleaved as in the authors' code. No parameters, no other position embedding.
+    Path: the part m_h * j is a channel of the key (the part m_h * i is constant within a row), so torch's fused causal
+    kernel runs without a bias matrix.
+    """
+
+    name = "alibi"
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.slopes = alibi_slopes(self.num_heads)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        places = torch.arange(k.shape[2], device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+        slopes = torch.tensor(self.slopes, device=q.device, dtype=places.dtype)
+        return self.key_biased_attention(q, k, v, context, (slopes[:, None] * places)[None])

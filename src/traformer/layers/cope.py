@@ -1,0 +1,48 @@
+"""CoPE: contextual position encoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from traformer.errors import InputError
+from traformer.layers.base import AttentionContext
+from traformer.layers.eager import EagerAttentionLayer
+from traformer.ops.cope import cope_attention
+
+
+class ContextualPositionAttention(EagerAttentionLayer):
+    """Softmax attention whose positions count gated keys: contextual position encoding.
+
+    Source: Golovneva et al. 2024, "Contextual Position Encoding": gate_ij = sigmoid(s_ij), p_ij = the sum of the gates of keys
+    j .. i, at most npos_max - 1, logit_ij = s_ij + q_i . e[p_ij], interpolated linearly between whole positions. The table e
+    (npos_max x head size) is shared by the heads, one a layer, starts at 0 (the authors' code), and meets the query without the
+    factor 1/sqrt(d), as there. The gates use the scaled scores. No other position embedding.
+    Path: eager torch, in blocks of queries that are computed again in the backward.
+
+    Option npos_max: rows of the table, 64 in the paper's experiments on flip-flop.
+    """
+
+    name = "cope"
+    options = {"npos_max": 64}  # noqa: RUF012
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.position_table = nn.Parameter(torch.zeros(self.option["npos_max"], self.head_dim))
+
+    @classmethod
+    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        if not isinstance(options["npos_max"], int) or options["npos_max"] < 2:
+            raise InputError(f"attention option npos_max must be a whole number from 2 on, got {options['npos_max']!r}")
+
+    def reset_own_parameters(self) -> None:
+        from transformers import initialization as init
+
+        init.zeros_(self.position_table)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        return cope_attention(q, k, v, self.position_table, self.visible(context), **self.settings(context))

@@ -1,0 +1,96 @@
+"""The Forgetting Transformer's attention (FoT, also FoX)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from traformer.errors import InputError
+from traformer.layers.base import AttentionContext
+from traformer.layers.softmax import SoftmaxAttentionLayer
+from traformer.ops.eager import expand_heads
+from traformer.ops.forgetting import PRUNING_BLOCK, leftmost_keys, pruned_forgetting_attention
+
+# Pruning pays only on long inputs, and only if it saves at least this share of the key blocks.
+_WORTHWHILE = 0.3
+
+
+def log_forget_gates(gate: Tensor, context: AttentionContext, num_key_heads: int) -> Tensor:
+    """Gate logits [B, T, Hq] -> log forget gates as the state of the keys, [B, Hkv, T, Hq / Hkv]; 0 at padded places."""
+    batch, length, heads = gate.shape
+    log_forget = F.logsigmoid(gate if gate.dtype == torch.float64 else gate.float())
+    real = context.new_token_mask(length)
+    if real is not None:
+        log_forget = log_forget.masked_fill(~real[..., None], 0.0)
+    return log_forget.view(batch, length, num_key_heads, heads // num_key_heads).transpose(1, 2)
+
+
+def cumulative_gates(state: Tensor) -> Tensor:
+    """[B, Hkv, Tk, groups] -> running sums [B, Hq, Tk]: the bias of query i and key j is C_i - C_j."""
+    batch, key_heads, key_count, groups = state.shape
+    return state.cumsum(2).transpose(2, 3).reshape(batch, key_heads * groups, key_count)
+
+
+class ForgettingAttention(SoftmaxAttentionLayer):
+    """Softmax attention with a forget gate: the bias sums the log gates of every token between query and key.
+
+    Source: Lin et al. 2025, "Forgetting Transformer": f_t = sigmoid(w_h . x_t + b_h), one gate a head, logit_ij = s_ij + sum over
+    l = j+1 .. i of log f_l. Adds a Linear(width, heads) with bias, torch's default init; no other position embedding, which is the
+    paper's own choice. The "Pro" block's additions (output gate and norm, key/value shift) are not part of the mechanism and
+    are left out. The log gates are cached beside the keys.
+    Path: the bias C_i - C_j is a channel of the key in torch's fused kernel. Adaptive computation pruning (Lin et al. 2025b)
+    where it pays: plain causal inputs of 2 blocks or more in which the gates leave out enough keys.
+
+    Option tolerance: share of a row's weight that pruning may drop (the authors use e^-10; here 2^-24, as TRA's early exit, so
+    that speed is compared at equal exactness); 0 reads every key.
+    """
+
+    name = "fot"
+    options = {"tolerance": 2.0**-24}  # noqa: RUF012
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.forget_proj = nn.Linear(config.hidden_size, self.num_heads, bias=True)
+
+    @classmethod
+    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        tolerance = options["tolerance"]
+        if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < 1):
+            raise InputError(f"attention option tolerance must be a number in [0, 1), got {tolerance!r}")
+
+    def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor:
+        return log_forget_gates(self.forget_proj(hidden_states), context, self.num_key_heads)
+
+    def attend(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext, state: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        cumulative = cumulative_gates(state)
+        leftmost = self._leftmost_keys(q, k, cumulative, context)
+        if leftmost is not None:
+            k, v = expand_heads(k, self.num_heads), expand_heads(v, self.num_heads)
+            return pruned_forgetting_attention(q, k, v, cumulative, leftmost, self.scale), None
+        return self.key_biased_attention(q, k, v, context, -cumulative)
+
+    def _leftmost_keys(
+        self, q: Tensor, k: Tensor, cumulative: Tensor, context: AttentionContext
+    ) -> list[list[int]] | None:
+        """Where each head's blocks may begin to read, or None where pruning does not apply or does not pay."""
+        length = q.shape[2]
+        unsuitable = context.output_attentions or (self.training and self.dropout_p > 0.0)
+        if length < 2 * PRUNING_BLOCK or not self.option["tolerance"] or unsuitable or torch.compiler.is_compiling():
+            return None
+        if not context.is_plain_causal(length):
+            return None
+        with torch.no_grad():
+            if self.qk_norm:
+                bound = math.sqrt(self.head_dim) * (1.0 + 8.0 * torch.finfo(q.dtype).eps)
+            else:
+                bound = float(q.float().norm(dim=-1).max() * k.float().norm(dim=-1).max()) * self.scale
+            leftmost = leftmost_keys(cumulative, bound, self.option["tolerance"])
+        ends = [min(start + PRUNING_BLOCK, length) for start in range(0, length, PRUNING_BLOCK)]
+        read = sum(end - start for starts in leftmost for start, end in zip(starts, ends, strict=True))
+        return leftmost if read < (1.0 - _WORTHWHILE) * self.num_heads * sum(ends) else None

@@ -1,0 +1,184 @@
+"""A key/value cache that grows by doubling and, where keys carry no position, can be cut and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+from traformer.errors import InputError
+from traformer.layers import ATTENTIONS
+from traformer.models.config import TraformerConfig
+
+
+class GrowingLayer(DynamicLayer):
+    """One layer's keys and values [B, H, length, D] in buffers with room to spare: a new token is written, not appended.
+
+    The stock layer copies everything at every token; here a token costs O(1) on average.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: tuple[Tensor, Tensor] | None = None  # each [B, H, capacity, D]
+        self._length = 0
+        super().__init__()
+
+    # transformers' own methods read and assign `keys` and `values`; both are views of the buffers.
+    @property
+    def keys(self) -> Tensor | None:
+        return None if self._buffers is None else self._buffers[0][:, :, : self._length]
+
+    @keys.setter
+    def keys(self, keys: Tensor | None) -> None:
+        if keys is not None:
+            raise AttributeError("the cache's keys and values change together; use `store`")
+
+    @property
+    def values(self) -> Tensor | None:
+        return None if self._buffers is None else self._buffers[1][:, :, : self._length]
+
+    @values.setter
+    def values(self, values: Tensor | None) -> None:
+        if values is not None:
+            raise AttributeError("the cache's keys and values change together; use `store`")
+
+    @property
+    def capacity(self) -> int:
+        """Tokens the buffers have room for."""
+        return 0 if self._buffers is None else self._buffers[0].shape[2]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self._buffers = tuple(x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (key_states, value_states))
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Add the new tokens' keys and values [B, H, T, D]; returns all of them."""
+        if self._buffers is None:
+            self.lazy_initialization(key_states, value_states)
+        keys, values = self.keys, self.values
+        assert keys is not None and values is not None and self._buffers is not None
+        if key_states.shape[0] != keys.shape[0]:
+            raise InputError(
+                f"the cache holds a batch of {keys.shape[0]}, but the new tokens are a batch of {key_states.shape[0]}; "
+                "use a cache of its own for each batch"
+            )
+        end = self._length + key_states.shape[2]
+        if torch.is_grad_enabled() and (key_states.requires_grad or keys.requires_grad):
+            # Autograd must see every step: nothing is written over.
+            self.store(torch.cat((keys, key_states), dim=2), torch.cat((values, value_states), dim=2))
+        else:
+            if end > self.capacity or (self._buffers[0].is_inference() and not torch.is_inference_mode_enabled()):
+                self._reserve(max(end, 2 * self._length))
+            for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+                buffer[:, :, self._length : end] = new
+            self._length = end
+        return self.keys, self.values  # type: ignore[return-value]
+
+    def _reserve(self, capacity: int) -> None:
+        assert self._buffers is not None
+        grown = []
+        for buffer in self._buffers:
+            batch, heads, _, width = buffer.shape
+            new = buffer.new_empty(batch, heads, capacity, width)
+            new[:, :, : self._length] = buffer[:, :, : self._length]
+            grown.append(new)
+        self._buffers = (grown[0], grown[1])
+
+    def store(self, keys: Tensor, values: Tensor) -> None:
+        """Hold exactly these keys and values [B, H, length, D] from now on."""
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self._buffers, self._length = (keys, values), keys.shape[2]
+
+    def get_seq_length(self) -> int:
+        return self._length
+
+    def reset(self) -> None:
+        self._buffers, self._length, self.is_initialized = None, 0, False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last -tokens_to_remove tokens (transformers counts them as a negative number)."""
+        if tokens_to_remove > 0:
+            raise InputError(f"crop takes minus the number of tokens to remove, not {tokens_to_remove}")
+        self._length = max(self._length + tokens_to_remove, 0)
+
+    def offload(self) -> None:
+        self._each(lambda x: x.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        if self.is_initialized:
+            self._each(lambda x: x.to(self.device, non_blocking=True))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._each(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._each(lambda x: x.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._each(lambda x: x[indices])
+
+    def _each(self, change: Any) -> None:
+        """Change the buffers with what room they have left, so that the next token needs no copy."""
+        if self._buffers is not None:
+            self._buffers = (change(self._buffers[0]), change(self._buffers[1]))
+
+
+class TraformerCache(DynamicCache):
+    """What a Traformer model remembers of the tokens it has read: one GrowingLayer a block.
+
+    Besides transformers' own methods: `cut` and `join`. In TRA (and any method that writes no position into its keys) a
+    piece of a cache means the same wherever it stands, so caches of separate texts can be joined and read together.
+    """
+
+    def __init__(self, config: TraformerConfig) -> None:
+        self.config = config
+        Cache.__init__(self, layers=[GrowingLayer() for _ in range(config.num_hidden_layers)])
+
+    @property
+    def keys_carry_position(self) -> bool:
+        return ATTENTIONS[self.config.attention].keys_carry_position
+
+    def cut(self, start: int, end: int | None = None) -> TraformerCache:
+        """A new cache with a copy of the tokens start .. end - 1 of this one."""
+        length = self.get_seq_length()
+        end = length if end is None else end
+        if not 0 <= start <= end <= length:
+            raise InputError(f"cut({start}, {end}) does not lie within the {length} tokens of the cache")
+        if start > 0 and self.keys_carry_position:
+            raise InputError(
+                f"keys of attention {self.config.attention!r} carry their position: its cache can only be cut from 0"
+            )
+        piece = TraformerCache(self.config)
+        for mine, theirs in zip(piece.layers, self.layers, strict=True):
+            if theirs.keys is not None:
+                mine.store(theirs.keys[:, :, start:end].clone(), theirs.values[:, :, start:end].clone())
+        return piece
+
+    @classmethod
+    def join(cls, caches: Sequence[TraformerCache]) -> TraformerCache:
+        """A new cache with the tokens of all, in this order: each text was read for itself, new tokens see them all."""
+        if not caches:
+            raise InputError("join needs at least one cache")
+        first = caches[0]
+        if len(caches) > 1 and first.keys_carry_position:
+            raise InputError(
+                f"keys of attention {first.config.attention!r} carry their position: its caches cannot be joined"
+            )
+        joined = cls(first.config)
+        for index, layer in enumerate(joined.layers):
+            pieces = [cache.layers[index] for cache in caches if cache.get_seq_length()]
+            if len({piece.keys.shape[:2] + piece.keys.shape[3:] for piece in pieces}) > 1:
+                raise InputError("join needs caches of one model and one batch size")
+            if pieces:
+                layer.store(torch.cat([x.keys for x in pieces], dim=2), torch.cat([x.values for x in pieces], dim=2))
+        return joined
+
+    def repeat(self, count: int) -> TraformerCache:
+        """A new cache for a batch in which each row of this one stands `count` times."""
+        copy = self.cut(0)
+        copy.batch_repeat_interleave(count)
+        return copy
