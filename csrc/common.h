@@ -473,8 +473,7 @@ static void describe_keys(const Call& c, int64_t b, int64_t hk, int block, float
   f.flags[block] = flags;
 }
 
-// Fills the facts of all keys that some query may see. Returns false when memory is short.
-static bool prepare(Call& c, const TraProblem* p) {
+static void prepare(Call& c, const TraProblem* p) {
   c.p = p;
   c.D = (int)p->head_size;
   c.group = (int)(p->query_heads / p->key_heads);
@@ -483,9 +482,9 @@ static bool prepare(Call& c, const TraProblem* p) {
   c.dropout = p->dropout_cut != 0;
   c.seed_key = mix(mix((uint32_t)p->dropout_seed) ^ (uint32_t)(p->dropout_seed >> 32));
   c.facts = nullptr;
-  return true;
 }
 
+// Fills the facts of all keys that some query may see. Returns false when memory is short.
 static bool describe_all_keys(Call& c) {
   const TraProblem* p = c.p;
   int64_t heads = p->batch * p->key_heads;

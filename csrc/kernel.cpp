@@ -6,6 +6,7 @@
 #include "traformer.h"
 
 #include <stdlib.h>
+#include <initializer_list>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -15,6 +16,7 @@ namespace {
 #include "common.h"
 static thread_local Workspace workspace;
 #include "forward.h"
+#include "backward.h"
 }  // namespace
 
 #define JOIN2(a, b) a##b
@@ -23,8 +25,14 @@ static thread_local Workspace workspace;
 extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
   Call c;
-  if (!prepare(c, p)) return TRA_OUT_OF_MEMORY;
+  prepare(c, p);
   c.rows = 64;
   return forward_blocks(c);
 }
-extern "C" int JOIN(tra_backward_, TRA_ISA)(const TraProblem* p) { return p ? TRA_OK : TRA_OK; }
+extern "C" int JOIN(tra_backward_, TRA_ISA)(const TraProblem* p) {
+  if (p->batch == 0 || p->queries == 0) return TRA_OK;
+  Call c;
+  prepare(c, p);
+  c.rows = 64;
+  return backward_blocks(c);
+}

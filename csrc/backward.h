@@ -1,0 +1,419 @@
+// Backward: the forward's walk again, tile by tile. With P the weights and Delta = dO . O,
+//   dS = P (dO V^T - Delta) on kept keys,  dV += P^T dO,  dQ += scale dS K,  dK += scale dS^T Q,  dg = sum dS (c - 1).
+// A row stops where the forward stopped (reach). One task owns its dK and dV, so sums have one order and need no locks.
+// Included inside an unnamed namespace of each per-ISA translation unit.
+
+struct BackwardSpace {
+  Lanes lanes;
+  float *q_rows, *q_panels, *q_scaled;  // as read; transposed, times scale log2(e); times scale, non-finite rows zeroed
+  float *do_rows, *do_panels, *dq;
+  float *weights, *ds;                  // [panel][key][lane]
+  float *keys, *values;
+  static size_t floats(int D) {
+    return (sizeof(BackwardSpace) / 4 + 16) + (size_t)ROWS * D * 6 + (size_t)ROWS * KB * 2 + (size_t)KB * D * 2 + 64;
+  }
+  static BackwardSpace* on(float* memory, int D) {
+    BackwardSpace* w = (BackwardSpace*)memory;
+    float* at = memory + (sizeof(BackwardSpace) / 4 + 16) / 16 * 16;
+    auto take = [&](size_t n) { float* r = at; at += n; return r; };
+    for (float** x : {&w->q_rows, &w->q_panels, &w->q_scaled, &w->do_rows, &w->do_panels, &w->dq}) *x = take((size_t)ROWS * D);
+    for (float** x : {&w->weights, &w->ds}) *x = take((size_t)ROWS * KB);
+    for (float** x : {&w->keys, &w->values}) *x = take((size_t)KB * D);
+    return w;
+  }
+};
+
+// Rows [begin, end) of every query head of one key head, and where their dK and dV go.
+struct BackwardTask {
+  int64_t batch, key_head, begin, end, work;
+  float *dk, *dv;  // row of key `base`
+  int64_t dk_stride, dv_stride, base, keys;
+  bool slab;
+};
+
+// In: scores (in `weights`) and dO V^T (in `ds`). Out: the weights that multiplied V, and dS.
+template <bool DROPOUT>
+INLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds, int j0, int n, uint32_t cut, float survivor) {
+  vf t[NV], g[NV], count[NV], lse[NV], delta[NV], grad[NV];
+  vu row_key[NV];
+  for (int i = 0; i < NV; i++) {
+    int at = lane0 + i * W;
+    t[i] = load(s.threshold + at);
+    g[i] = load(s.decay + at);
+    count[i] = load(s.count + at);
+    lse[i] = load(s.lse + at);
+    delta[i] = load(s.delta + at);
+    grad[i] = vf{};
+    if (DROPOUT) row_key[i] = load_as<vu>(s.dropout_key + at);
+  }
+  for (int j = n - 1; j >= 0; j--) {
+#pragma GCC unroll 2
+    for (int i = 0; i < NV; i++) {
+      int at = j * G + i * W;
+      vf score = load(weights + at), dp = load(ds + at);
+      vi keep = score > t[i];
+      vf weight = masked(keep, exp2_vec(score + g[i] * count[i] - lse[i]));
+      vf used = weight;
+      if (DROPOUT) {
+        vi alive = (vi)(mix(row_key[i] + splat((uint32_t)(j0 + j) * 0x9e3779b9u)) >= splat(cut));
+        used = masked(alive, weight * survivor);
+        dp = masked(alive, dp * survivor);
+      }
+      vf d = masked(keep, weight * (dp - delta[i]));
+      grad[i] += d * count[i];
+      count[i] += masked(keep, splat(1.f));
+      store(weights + at, used);
+      store(ds + at, d);
+    }
+  }
+  for (int i = 0; i < NV; i++) {
+    int at = lane0 + i * W;
+    store(s.count + at, count[i]);
+    store(s.grad_decay + at, load(s.grad_decay + at) + grad[i]);
+  }
+}
+
+// dP = dO V^T of a tile
+INLINE void value_tile(const float* do_panel, const float* values, int64_t stride, int n, float* tile, int D) {
+  for (int j = 0, step; j < n; j += step) {
+    step = least(MR, n - j);
+    with_rows(step, [&](auto rows) __attribute__((always_inline)) {
+      constexpr int M = decltype(rows)::value;
+      vf acc[M][NV];
+      clear(acc);
+      multiply<M, NV>(acc, values + j * stride, stride, 1, do_panel, G, D);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int i = 0; i < NV; i++) store(tile + (j + m) * G + i * W, acc[m][i]);
+    });
+  }
+}
+
+// A row whose inputs are not finite has no gradient that is: NaN wherever it kept a key.
+static __attribute__((noinline)) void poison_gradients(Lanes& s, int lane0, float* weights, float* ds, int n) {
+  for (int i = 0; i < G && lane0 + i < s.n; i++) {
+    if (!s.poisoned[lane0 + i]) continue;
+    for (int j = 0; j < n; j++)
+      if (weights[j * G + i] != 0) weights[j * G + i] = ds[j * G + i] = NOT_A_NUMBER;
+    s.grad_decay[lane0 + i] = NOT_A_NUMBER;
+  }
+}
+
+// c[key][channel] += sum over lanes of panels[key][lane] * x[lane][channel], over the panels in use; keys < n
+static void add_rows_over_lanes(const Lanes& s, const float* panels, const int* counts, int n, const float* x, float* c, int64_t ldc,
+                                int D) {
+  auto tile = [&](auto rows, auto vectors, int j, int d) __attribute__((always_inline)) {
+    constexpr int M = decltype(rows)::value, N = decltype(vectors)::value;
+    vf acc[M][N];
+    clear(acc);
+    bool used = false;
+    for (int g = 0; g < s.panels; g++) {
+      if (counts[g] <= j) continue;  // the panel's rows do not see these keys
+      used = true;
+      multiply<M, N>(acc, panels + ((int64_t)g * KB + j) * G, G, 1, x + (int64_t)g * G * D + d, D, least(G, s.n - g * G));
+    }
+    if (used) add_to(acc, c + j * ldc + d, ldc);
+  };
+  int d = 0;
+  for (; d + 2 * W <= D; d += 2 * W)
+    for (int j = 0, step; j < n; j += step) {
+      step = least(MR, n - j);
+      with_rows(step, [&](auto rows) __attribute__((always_inline)) { tile(rows, Rows<2>{}, j, d); });
+    }
+  for (; d + W <= D; d += W)
+    for (int j = 0, step; j < n; j += step) {
+      step = least(MR, n - j);
+      with_rows(step, [&](auto rows) __attribute__((always_inline)) { tile(rows, Rows<1>{}, j, d); });
+    }
+  for (; d < D; d++)
+    for (int g = 0; g < s.panels; g++)
+      for (int j = 0; j < least(n, counts[g]); j++) {
+        float sum = 0;
+        for (int i = 0; i < least(G, s.n - g * G); i++) sum += panels[((int64_t)g * KB + j) * G + i] * x[(int64_t)(g * G + i) * D + d];
+        c[j * ldc + d] += sum;
+      }
+}
+
+static void transpose_lanes(const Call& c, BackwardSpace& w, float q_factor) {
+  for (int g = 0; g < w.lanes.panels; g++) {
+    int64_t at = (int64_t)g * G * c.D;
+    int n = least(G, w.lanes.n - g * G);
+    transpose_panel(w.q_rows + at, n, c.D, q_factor, w.q_panels + at);
+    transpose_panel(w.do_rows + at, n, c.D, 1.f, w.do_panels + at);
+  }
+}
+
+static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& task, int64_t h, int64_t t0, int rows) {
+  const TraProblem& p = *c.p;
+  const int D = c.D;
+  const int64_t b = task.batch, hk = task.key_head;
+  const KeyFacts facts = c.key_facts(b, hk);
+  const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
+  const float q_factor = (float)(p.scale * (double)LOG2E);
+  Lanes& s = w.lanes;
+
+  bool queries_bad = false;
+  float largest = 0;
+  s.n = 0;
+  for (int i = 0; i < rows; i++) {
+    int64_t t = t0 + i, flat = (b * p.query_heads + h) * p.queries + t;
+    int lane = s.n;
+    float lse = p.normaliser[flat];
+    if (lse == INF || p.reach[flat] > p.query_start + t) {  // kept nothing: no gradient
+      fill_row(p.dtype, p.grad_q.data, b * p.grad_q.stride_b + h * p.grad_q.stride_h + t * p.grad_q.stride_t, D, 0.f);
+      p.grad_log_decay[flat] = 0;
+      continue;
+    }
+    float *q = w.q_rows + (int64_t)lane * D, *grad = w.do_rows + (int64_t)lane * D, *scaled = w.q_scaled + (int64_t)lane * D;
+    float* out = w.dq + (int64_t)lane * D;  // borrowed until cleared below
+    load_row(p.dtype, p.q.data, b * p.q.stride_b + h * p.q.stride_h + t * p.q.stride_t, D, q);
+    load_row(p.dtype, p.grad_out.data, b * p.grad_out.stride_b + h * p.grad_out.stride_h + t * p.grad_out.stride_t, D, grad);
+    load_row(p.dtype, p.out.data, b * p.out.stride_b + h * p.out.stride_h + t * p.out.stride_t, D, out);
+    fill_lane(c, s, lane, b, h, t, q);
+    float delta = 0, check = lse * 0.f;
+    for (int d = 0; d < D; d++) {
+      delta += grad[d] * out[d];
+      check += (grad[d] + out[d] + q[d]) * 0.f;
+      scaled[d] = q[d] * (float)p.scale;
+      out[d] = 0;
+    }
+    s.lse[lane] = (float)((double)lse / LN2);
+    s.delta[lane] = delta;
+    s.grad_decay[lane] = 0;
+    s.first[lane] = most(s.first[lane], p.reach[flat]);
+    if (check != 0 || s.decay_bad[lane]) {
+      s.poisoned[lane] = 1;
+      s.lse[lane] = s.delta[lane] = 0;
+      for (int d = 0; d < D; d++) scaled[d] = grad[d] = 0;
+    }
+    if (!(s.reach_norm[lane] < 1e18f)) queries_bad = true;
+    largest = most(largest, s.reach_norm[lane]);
+    s.n++;
+  }
+  if (s.n == 0) return;
+  s.pad();
+  transpose_lanes(c, w, q_factor);
+  bool any_poisoned = false;
+  for (int i = 0; i < s.n; i++) any_poisoned |= s.poisoned[i] != 0;
+
+  uint8_t done[ROWS];
+  int counts[PANELS];
+  int j1 = s.last[s.n - 1] + 1;
+  const bool overflow = queries_bad || !(largest * facts.norm_so_far[most(0, j1 - 1) / KB] < 1e36f);
+  while (s.n > 0) {
+    const int block = most(0, j1 - 1) / KB, j0 = block * KB;
+    if (j1 > 0) {
+      int64_t k_stride, v_stride;
+      const float* keys = rows_f32(p.dtype, p.k, b, hk, j0, j1 - j0, D, w.keys, &k_stride);
+      const float* values = rows_f32(p.dtype, p.v, b, hk, j0, j1 - j0, D, w.values, &v_stride);
+      const float norm = facts.norm[block];
+      const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
+      const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
+      int used = 0;
+      for (int g = 0; g < s.panels; g++) {
+        const int lane0 = g * G, lanes = least(G, s.n - lane0);
+        const int stop = least(j1, s.last[lane0 + lanes - 1] + 1), n = stop - j0;
+        float *weights = w.weights + (int64_t)lane0 * KB, *ds = w.ds + (int64_t)lane0 * KB;
+        counts[g] = 0;
+        if (n <= 0) continue;
+        int leftmost = 0;
+        for (int i = 0; i < lanes; i++) leftmost = most(leftmost, s.first[lane0 + i]);
+        bool kept = score_tile(s, lane0, w.q_rows, w.q_panels + (int64_t)lane0 * D, keys, k_stride, n, norm, weights, D, p.scale);
+        bool hide = padded || stop - 1 > s.last[lane0] || leftmost > j0;
+        if (__builtin_expect(keys_bad || overflow, 0)) {
+          if (poison_tile(s, lane0, weights, j0, n, padding)) kept = any_poisoned = true;
+          hide = true;
+        }
+        if (!kept) continue;
+        if (hide) mask_tile(s, lane0, weights, j0, n, padding);
+        if (__builtin_expect(values_bad, 0)) {
+          poison_by_values(s, lane0, weights, values, v_stride, n, D);
+          any_poisoned = true;
+        }
+        value_tile(w.do_panels + (int64_t)lane0 * D, values, v_stride, n, ds, D);
+        if (c.dropout) differentiate_tile<true>(s, lane0, weights, ds, j0, n, p.dropout_cut, p.dropout_scale);
+        else differentiate_tile<false>(s, lane0, weights, ds, j0, n, 0, 1.f);
+        if (__builtin_expect(any_poisoned, 0)) poison_gradients(s, lane0, weights, ds, n);
+        auto product = __builtin_expect(keys_bad, 0) ? add_panel_times_rows_checked : add_panel_times_rows;
+        product(ds, lanes, n, keys, k_stride, w.dq + (int64_t)lane0 * D, D, D);
+        // The products over lanes take whole groups of keys: those this panel does not see weigh nothing.
+        const int whole = least(j1 - j0, (n + MR - 1) / MR * MR);
+        if (whole > n) {
+          __builtin_memset(weights + n * G, 0, (size_t)(whole - n) * G * sizeof(float));
+          __builtin_memset(ds + n * G, 0, (size_t)(whole - n) * G * sizeof(float));
+        }
+        counts[g] = n;
+        used = most(used, n);
+      }
+      if (used) {
+        const int64_t row = j0 - task.base;
+        add_rows_over_lanes(s, w.weights, counts, used, w.do_rows, task.dv + row * task.dv_stride, task.dv_stride, D);
+        add_rows_over_lanes(s, w.ds, counts, used, w.q_scaled, task.dk + row * task.dk_stride, task.dk_stride, D);
+      }
+    }
+    j1 = j0;
+    int alive = 0;
+    for (int i = 0; i < s.n; i++) alive += !(done[i] = j0 <= s.first[i] || j0 <= 0);
+    if (alive == 0 || (alive + G - 1) / G < s.panels) {
+      int to = 0;
+      for (int i = 0; i < s.n; i++) {
+        if (done[i]) {
+          int64_t t = s.row[i];
+          store_row(p.dtype, p.grad_q.data, b * p.grad_q.stride_b + h * p.grad_q.stride_h + t * p.grad_q.stride_t, D,
+                    w.dq + (int64_t)i * D, (float)p.scale);
+          p.grad_log_decay[(b * p.query_heads + h) * p.queries + t] = s.grad_decay[i];
+          continue;
+        }
+        if (to != i) {
+          s.move(to, i);
+          for (float* x : {w.q_rows, w.q_scaled, w.do_rows, w.dq})
+            __builtin_memcpy(x + (int64_t)to * D, x + (int64_t)i * D, D * sizeof(float));
+        }
+        to++;
+      }
+      s.n = to;
+      s.pad();
+      transpose_lanes(c, w, q_factor);
+    }
+  }
+}
+
+// Keys that the rows of a query block read: what a share of the work is measured in.
+static int64_t row_work(const Call& c, int64_t b, int64_t hk, int64_t begin, int64_t end) {
+  const TraProblem& p = *c.p;
+  int64_t sum = 0;
+  for (int64_t h = hk * c.group; h < (hk + 1) * c.group; h++)
+    for (int64_t t = begin; t < end; t++) {
+      int64_t keys = p.query_start + t + 1 - p.reach[(b * p.query_heads + h) * p.queries + t];
+      sum += 16 + most<int64_t>(0, keys);
+    }
+  return sum;
+}
+
+// The time a greedy schedule of these tasks takes, in units of work.
+static int64_t makespan(const BackwardTask* tasks, int64_t n, int threads) {
+  int64_t load[256] = {};
+  int64_t longest = 0;
+  threads = least(threads, 256);
+  for (int64_t i = 0; i < n; i++) {
+    int at = 0;
+    for (int k = 1; k < threads; k++)
+      if (load[k] < load[at]) at = k;
+    load[at] += tasks[i].work;
+    longest = most(longest, load[at]);
+  }
+  return longest;
+}
+
+// Splits every key head's rows into `parts` runs of about equal work. Tasks stand in a fixed order.
+static void split_rows(const Call& c, BackwardTask* tasks, int parts) {
+  const TraProblem& p = *c.p;
+  int64_t i = 0;
+  for (int64_t b = 0; b < p.batch; b++)
+    for (int64_t hk = 0; hk < p.key_heads; hk++) {
+      int64_t total = row_work(c, b, hk, 0, p.queries), begin = 0, passed = 0;
+      for (int part = 0; part < parts; part++) {
+        int64_t end = begin, work = 0;
+        while (end < p.queries && (part + 1 == parts || (passed + work) * parts < total * (part + 1))) {
+          int64_t next = least(p.queries, end + c.rows);
+          work += row_work(c, b, hk, end, next);
+          end = next;
+        }
+        tasks[i++] = {b, hk, begin, end, work, nullptr, nullptr, 0, 0, 0, 0, false};
+        passed += work;
+        begin = end;
+      }
+    }
+}
+
+static int backward_blocks(Call& c) {
+  const TraProblem& p = *c.p;
+  const int64_t heads = p.batch * p.key_heads;
+  const int64_t room = heads * most(2, p.threads);
+  BackwardTask* tasks = (BackwardTask*)::malloc(room * sizeof(BackwardTask));
+  if (!tasks) return TRA_OUT_OF_MEMORY;
+  if (!describe_all_keys(c)) {
+    ::free(tasks);
+    return TRA_OUT_OF_MEMORY;
+  }
+  // Whole heads where they keep all threads busy; otherwise runs of rows, whose dK and dV need slabs of their own.
+  int parts = 1;
+  split_rows(c, tasks, 1);
+  if (p.threads > 1 && heads < 8 * p.threads) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < heads; i++) total += tasks[i].work;
+    if (makespan(tasks, heads, p.threads) * p.threads > total + total / 5) {
+      parts = most(2, heads < p.threads ? (int)((p.threads + heads - 1) / heads) : 2);
+      split_rows(c, tasks, parts);
+    }
+  }
+  const int64_t count = heads * parts;
+  size_t slab_floats = 0;
+  for (int64_t i = 0; i < count; i++) {
+    BackwardTask& t = tasks[i];
+    int64_t lowest = p.query_start + t.end;
+    for (int64_t h = t.key_head * c.group; h < (t.key_head + 1) * c.group; h++)
+      for (int64_t r = t.begin; r < t.end; r++)
+        lowest = least<int64_t>(lowest, p.reach[(t.batch * p.query_heads + h) * p.queries + r]);
+    t.slab = i % parts != 0;
+    t.base = t.slab ? lowest / KB * KB : 0;
+    t.keys = p.query_start + t.end - t.base;
+    if (t.slab) slab_floats += (size_t)t.keys * c.D * 2;
+  }
+  float* slabs = slab_floats ? (float*)::calloc(slab_floats, sizeof(float)) : nullptr;
+  int failed = slab_floats && !slabs;
+  float* at = slabs;
+  for (int64_t i = 0; i < count && !failed; i++) {
+    BackwardTask& t = tasks[i];
+    if (t.slab) {
+      t.dk = at;
+      t.dv = at + t.keys * c.D;
+      t.dk_stride = t.dv_stride = c.D;
+      at += t.keys * c.D * 2;
+    } else {
+      t.dk = (float*)row_f32(p.grad_k, t.batch, t.key_head, 0);
+      t.dv = (float*)row_f32(p.grad_v, t.batch, t.key_head, 0);
+      t.dk_stride = p.grad_k.stride_t;
+      t.dv_stride = p.grad_v.stride_t;
+    }
+  }
+  if (!failed) {
+#pragma omp parallel num_threads(p.threads)
+    {
+      float* memory = workspace.take(BackwardSpace::floats(c.D));
+      if (!memory) {
+#pragma omp atomic write
+        failed = 1;
+      } else {
+        BackwardSpace& w = *BackwardSpace::on(memory, c.D);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < count; i++) {
+          const BackwardTask& t = tasks[i];
+          for (int64_t h = t.key_head * c.group; h < (t.key_head + 1) * c.group; h++)
+            for (int64_t t0 = t.begin; t0 < t.end; t0 += c.rows) backward_rows(c, w, t, h, t0, (int)least<int64_t>(c.rows, t.end - t0));
+        }
+      }
+    }
+  }
+  if (!failed && slabs) {
+    const int64_t blocks = c.blocks;
+#pragma omp parallel for num_threads(p.threads) schedule(static)
+    for (int64_t i = 0; i < heads * blocks; i++) {
+      const int64_t head = i / blocks, j0 = i % blocks * KB, j1 = least<int64_t>(c.visible, j0 + KB);
+      const BackwardTask& own = tasks[head * parts];
+      for (int part = 1; part < parts; part++) {
+        const BackwardTask& t = tasks[head * parts + part];
+        for (int64_t j = most(j0, t.base); j < least(j1, t.base + t.keys); j++)
+          for (int d = 0; d < c.D; d++) {
+            own.dk[j * own.dk_stride + d] += t.dk[(j - t.base) * c.D + d];
+            own.dv[j * own.dv_stride + d] += t.dv[(j - t.base) * c.D + d];
+          }
+      }
+    }
+  }
+  ::free(slabs);
+  ::free(tasks);
+  ::free(c.facts);
+  return failed ? TRA_OUT_OF_MEMORY : TRA_OK;
+}
