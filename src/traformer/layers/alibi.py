@@ -30,6 +30,11 @@ class AlibiAttention(SoftmaxAttentionLayer):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        places = torch.arange(k.shape[2], device=q.device, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-        slopes = torch.tensor(self.slopes, device=q.device, dtype=places.dtype)
-        return self.key_biased_attention(q, k, v, context, (slopes[:, None] * places)[None])
+        return self.key_biased_attention(q, k, v, context, slope_bias(self.slopes, k, context))
+
+
+def slope_bias(slopes: list[float], k: Tensor, context: AttentionContext) -> Tensor:
+    """slope_h * position of the key, [B or 1, H, Tk]."""
+    positions = context.key_positions(k.device, k.shape[2])
+    dtype = torch.float64 if k.dtype == torch.float64 else torch.float32
+    return torch.tensor(slopes, device=k.device, dtype=dtype)[:, None] * positions[:, None, :]

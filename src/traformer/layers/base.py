@@ -48,6 +48,12 @@ class AttentionContext:
             return self.position_ids
         return (torch.arange(length, device=device) + self.query_start)[None]
 
+    def key_positions(self, device: torch.device, key_length: int) -> Tensor:
+        """[B or 1, Tk]: places counted without the padded ones; differences between them are distances."""
+        if self.key_padding_mask is None:
+            return torch.arange(key_length, device=device)[None]
+        return self.key_padding_mask.long().cumsum(-1)
+
     def is_plain_causal(self, length: int) -> bool:
         """Nothing but the causal order restricts what a token sees, and the key axis is the new tokens alone."""
         return (
@@ -159,13 +165,21 @@ class AttentionLayer(nn.Module):
         if context.past_key_values is not None:
             if state is not None:
                 k = torch.cat((k, _as_channels(state, k.dtype)), dim=-1)
-            k, v = context.past_key_values.update(k, v, self.layer_idx)
+            k, v = self.remember(k, v, context.past_key_values)
             if state is not None:
                 k, state = k[..., : self.head_dim], _from_channels(k[..., self.head_dim :], state.dtype)
         more = () if state is None else (state,)
         out, weights = self.attend(q, k, v, hidden_states, context, *more)
         out = out.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
         return self.o_proj(out), weights
+
+    def remember(self, k: Tensor, v: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+        """Add the new tokens' keys and values to the cache; returns those of all tokens."""
+        layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
+        if layer is not None and layer.is_initialized and layer.keys.shape[-1] != k.shape[-1]:
+            # transformers has made room for keys of head_dim channels before it saw one; ours carry more.
+            layer.lazy_initialization(k, v)
+        return cache.update(k, v, self.layer_idx)
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden_states [B, T, E] -> q [B, Hq, T, D]; k, v [B, Hkv, T, D]: content alone, no position yet."""

@@ -1,0 +1,81 @@
+"""Pieces that the methods without a fused kernel share: scores, softmax over visible keys, dropout, blocks of queries.
+
+Everywhere: q [B, Hq, T, D]; k, v [B, Hkv, Tk, D]; visible bool [B or 1, 1, T, Tk], True = the query may see the key.
+Sums are held in fp32 (fp64 for fp64 inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+# Longer inputs are worked off in blocks of this many queries, each against the keys up to its end.
+QUERY_BLOCK = 512
+
+
+def expand_heads(x: Tensor, heads: int) -> Tensor:
+    """[B, Hkv, T, D] -> [B, heads, T, D]: query head h reads key head h // (heads / Hkv)."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def widened(x: Tensor) -> Tensor:
+    """The type that sums are held in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def content_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """q.k * scale, [B, Hq, T, Tk]."""
+    return widened(q * scale) @ widened(expand_heads(k, q.shape[1])).transpose(-2, -1)
+
+
+def softmax_over(logits: Tensor, visible: Tensor) -> Tensor:
+    """Softmax over the visible keys; a row that sees none has weight 0 everywhere, and gradient 0."""
+    return logits.masked_fill(~visible, float("-inf")).softmax(-1).masked_fill(~visible, 0.0)
+
+
+def mix_values(weights: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+    """Weights [B, Hq, T, Tk] (some dropped) times values -> [B, Hq, T, D] in the type of v."""
+    if dropout_p > 0.0:
+        weights = F.dropout(weights, dropout_p)
+    return weights.to(v.dtype) @ expand_heads(v, weights.shape[1])
+
+
+def reverse_cumsum(x: Tensor) -> Tensor:
+    """sum over l >= j of x_l, along the last axis."""
+    return x.flip(-1).cumsum(-1).flip(-1)
+
+
+def in_query_blocks(
+    rows: Callable[..., tuple[Tensor, Tensor]],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    per_query: Sequence[Tensor] = (),
+    *,
+    query_start: int | Tensor = 0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """rows(q, k, v, visible, *per_query) -> (out, weights), over blocks of queries if there are many.
+
+    per_query: tensors [B, H, T, ...] that are cut along with q. A block reads no key after its end, and under autograd keeps
+    nothing but its inputs (it is computed again in the backward), so memory grows with T and not with T^2.
+    """
+    length = q.shape[2]
+    if need_weights or length <= QUERY_BLOCK:
+        out, weights = rows(q, k, v, visible, *per_query)
+        return out, weights if need_weights else None
+    outputs = []
+    for start in range(0, length, QUERY_BLOCK):
+        cut = slice(start, min(start + QUERY_BLOCK, length))
+        end = k.shape[2] if isinstance(query_start, Tensor) else query_start + cut.stop
+        inputs = (q[:, :, cut], k[:, :, :end], v[:, :, :end], visible[:, :, cut, :end], *(x[:, :, cut] for x in per_query))
+        if torch.is_grad_enabled():
+            outputs.append(checkpoint(rows, *inputs, use_reentrant=False)[0])
+        else:
+            outputs.append(rows(*inputs)[0])
+    return torch.cat(outputs, dim=2), None
