@@ -8,9 +8,9 @@ struct BackwardSpace {
   float *q_rows, *q_panels, *q_scaled;  // as read; transposed, times scale log2(e); times scale, non-finite rows zeroed
   float *do_rows, *do_panels, *dq;
   float *weights, *ds;                  // [panel][key][lane]
-  float *keys, *values;
+  float *keys, *values, *clean;
   static size_t floats(int D) {
-    return (sizeof(BackwardSpace) / 4 + 16) + (size_t)ROWS * D * 6 + (size_t)ROWS * KB * 2 + (size_t)KB * D * 2 + 64;
+    return (sizeof(BackwardSpace) / 4 + 16) + (size_t)ROWS * D * 6 + (size_t)ROWS * KB * 2 + (size_t)KB * D * 3 + 64;
   }
   static BackwardSpace* on(float* memory, int D) {
     BackwardSpace* w = (BackwardSpace*)memory;
@@ -18,7 +18,7 @@ struct BackwardSpace {
     auto take = [&](size_t n) { float* r = at; at += n; return r; };
     for (float** x : {&w->q_rows, &w->q_panels, &w->q_scaled, &w->do_rows, &w->do_panels, &w->dq}) *x = take((size_t)ROWS * D);
     for (float** x : {&w->weights, &w->ds}) *x = take((size_t)ROWS * KB);
-    for (float** x : {&w->keys, &w->values}) *x = take((size_t)KB * D);
+    for (float** x : {&w->keys, &w->values, &w->clean}) *x = take((size_t)KB * D);
     return w;
   }
 };
@@ -171,15 +171,16 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
     load_row(p.dtype, p.grad_out.data, b * p.grad_out.stride_b + h * p.grad_out.stride_h + t * p.grad_out.stride_t, D, grad);
     load_row(p.dtype, p.out.data, b * p.out.stride_b + h * p.out.stride_h + t * p.out.stride_t, D, out);
     fill_lane(c, s, lane, b, h, t, q);
-    float delta = 0, check = lse * 0.f;
+    double delta = 0;
+    float check = lse * 0.f;
     for (int d = 0; d < D; d++) {
-      delta += grad[d] * out[d];
+      delta += (double)grad[d] * out[d];
       check += (grad[d] + out[d] + q[d]) * 0.f;
       scaled[d] = q[d] * (float)p.scale;
       out[d] = 0;
     }
     s.lse[lane] = (float)((double)lse / LN2);
-    s.delta[lane] = delta;
+    s.delta[lane] = (float)delta;
     s.grad_decay[lane] = 0;
     s.first[lane] = most(s.first[lane], p.reach[flat]);
     if (check != 0 || s.decay_bad[lane]) {
@@ -209,6 +210,9 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
       const float* values = rows_f32(p.dtype, p.v, b, hk, j0, j1 - j0, D, w.values, &v_stride);
       const float norm = facts.norm[block];
       const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
+      const float* clean_keys = keys;
+      int64_t clean_stride = k_stride;
+      if (__builtin_expect(keys_bad, 0)) clean_keys = cleaned(keys, &clean_stride, j1 - j0, D, w.clean);
       const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
       int used = 0;
       for (int g = 0; g < s.panels; g++) {
@@ -235,8 +239,7 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
         if (c.dropout) differentiate_tile<true>(s, lane0, weights, ds, j0, n, p.dropout_cut, p.dropout_scale);
         else differentiate_tile<false>(s, lane0, weights, ds, j0, n, 0, 1.f);
         if (__builtin_expect(any_poisoned, 0)) poison_gradients(s, lane0, weights, ds, n);
-        auto product = __builtin_expect(keys_bad, 0) ? add_panel_times_rows_checked : add_panel_times_rows;
-        product(ds, lanes, n, keys, k_stride, w.dq + (int64_t)lane0 * D, D, D);
+        add_panel_times_rows(ds, lanes, n, clean_keys, clean_stride, w.dq + (int64_t)lane0 * D, D, D);
         // The products over lanes take whole groups of keys: those this panel does not see weigh nothing.
         const int whole = least(j1 - j0, (n + MR - 1) / MR * MR);
         if (whole > n) {

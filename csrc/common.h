@@ -225,15 +225,17 @@ static void add_panel_times_rows(const float* panel, int n, int depth, const flo
     }
 }
 
-// The same where x holds NaN or inf: only weights that are not zero may touch it.
-static void add_panel_times_rows_checked(const float* panel, int n, int depth, const float* x, int64_t ldx, float* c, int64_t ldc,
-                                         int D) {
-  for (int r = 0; r < n; r++)
-    for (int k = 0; k < depth; k++) {
-      float w = panel[k * G + r];
-      if (w != 0)
-        for (int d = 0; d < D; d++) c[r * ldc + d] += w * x[k * ldx + d];
-    }
+// A copy of n rows in which those that hold NaN or inf are zero: the products may then pass over them without harm, and every
+// row that may not see them gets the same bits as if they had been finite.
+static __attribute__((noinline)) const float* cleaned(const float* x, int64_t* stride, int n, int D, float* scratch) {
+  for (int j = 0; j < n; j++) {
+    float check = 0, *row = scratch + (int64_t)j * D;
+    __builtin_memmove(row, x + j * *stride, D * sizeof(float));
+    for (int d = 0; d < D; d++) check += row[d] * 0.f;
+    if (check != 0) __builtin_memset(row, 0, D * sizeof(float));
+  }
+  *stride = D;
+  return scratch;
 }
 
 // ---- query panels --------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@
 
 struct ForwardSpace {
   Lanes lanes;
-  float *q_rows, *q_panels, *out, *tile, *keys, *values;
-  static size_t floats(int D) { return sizeof(Lanes) / 4 + 16 + (size_t)ROWS * D * 3 + KB * G + (size_t)KB * D * 2; }
+  float *q_rows, *q_panels, *out, *tile, *keys, *values, *clean;
+  static size_t floats(int D) { return sizeof(Lanes) / 4 + 16 + (size_t)ROWS * D * 3 + KB * G + (size_t)KB * D * 3; }
   static ForwardSpace* on(float* memory, int D);
 };
 
@@ -134,6 +134,7 @@ ForwardSpace* ForwardSpace::on(float* memory, int D) {
   w->tile = take(KB * G);
   w->keys = take((size_t)KB * D);
   w->values = take((size_t)KB * D);
+  w->clean = take((size_t)KB * D);
   return w;
 }
 
@@ -186,6 +187,9 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
       const float* values = rows_f32(p.dtype, p.v, b, hk, j0, j1 - j0, D, w.values, &v_stride);
       const float norm = facts.norm[block];
       const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
+      const float* raw_values = values;
+      const int64_t raw_stride = v_stride;
+      if (__builtin_expect(values_bad, 0)) values = cleaned(values, &v_stride, j1 - j0, D, w.clean);
       const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
       for (int g = 0; g < s.panels; g++) {
         const int lane0 = g * G, lanes = least(G, s.n - lane0);
@@ -202,12 +206,11 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
         }
         if (!kept) continue;
         if (hide) mask_tile(s, lane0, w.tile, j0, count, padding);
-        if (__builtin_expect(values_bad, 0)) poison_by_values(s, lane0, w.tile, values, v_stride, count, D);
+        if (__builtin_expect(values_bad, 0)) poison_by_values(s, lane0, w.tile, raw_values, raw_stride, count, D);
         if (__builtin_expect(shifted, 0)) weigh_tile_shifted(s, lane0, w.tile, j0, count, c.dropout, p.dropout_cut, w.out, D);
         else if (c.dropout) weigh_tile<true>(s, lane0, w.tile, j0, count, p.dropout_cut);
         else weigh_tile<false>(s, lane0, w.tile, j0, count, 0);
-        auto product = __builtin_expect(values_bad, 0) ? add_panel_times_rows_checked : add_panel_times_rows;
-        product(w.tile, lanes, count, values, v_stride, w.out + (int64_t)lane0 * D, D, D);
+        add_panel_times_rows(w.tile, lanes, count, values, v_stride, w.out + (int64_t)lane0 * D, D, D);
       }
       alive = settled(c, s, j0, j0 > 0 ? facts.norm_so_far[block - 1] : 0.f, bound, done);
       j1 = j0;

@@ -72,7 +72,7 @@ def threshold_relative_attention(
     backend         "auto", "reference", "blockwise", "cpu", "triton"
     """
     _check_tensors(q, k, v, log_decay)
-    backend = choose_backend(backend, q.device, q.dtype)
+    backend = choose_backend(backend, q.device, q.dtype, q.shape[3])
     options = _options(
         q,
         k,
@@ -135,7 +135,7 @@ def attention_stats(
 ) -> AttentionStats:
     """Keys read and kept by each query when this problem is run (needs_grad: as in training)."""
     _check_tensors(q, k, k, log_decay)
-    backend = choose_backend(backend, q.device, q.dtype)
+    backend = choose_backend(backend, q.device, q.dtype, q.shape[3])
     if backend == "reference":
         raise InputError("attention_stats describes a fused backend; backend 'reference' always reads every key")
     options = _options(

@@ -21,6 +21,7 @@ def fused_backend(name: str) -> Any:
     return _MODULES[name]
 
 
+@torch.compiler.assume_constant_result  # looks at files and the environment, which a traced graph cannot
 def unavailable_reason(name: str) -> str | None:
     """None where the backend can run here, else why not."""
     if name in ("reference", "blockwise"):
@@ -32,12 +33,18 @@ def unavailable_reason(name: str) -> str | None:
     return fused_backend(name).unavailable_reason()
 
 
+@torch.compiler.assume_constant_result
+def unsupported_reason(name: str, dtype: torch.dtype, head_size: int) -> str | None:
+    """None where a fused backend takes tensors of this type and head size, else why not."""
+    return fused_backend(name).unsupported_reason(dtype, head_size)
+
+
 def available_backends() -> list[str]:
     """Names that `backend=` takes on this machine, slowest first."""
     return [name for name in BACKENDS if unavailable_reason(name) is None]
 
 
-def choose_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
+def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_size: int) -> str:
     """What runs: an explicit name never falls back; 'auto' takes the fastest that gives the same result."""
     if name != "auto":
         reason = unavailable_reason(name)
@@ -46,5 +53,7 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
         return name
     fast = {"cpu": "cpu", "cuda": "triton"}.get(device.type)
     if fast is None or dtype == torch.float64 or unavailable_reason(fast) is not None:
+        return "blockwise"
+    if unsupported_reason(fast, dtype, head_size) is not None:
         return "blockwise"
     return fast
