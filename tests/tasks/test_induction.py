@@ -72,6 +72,17 @@ def test_expected_commonest_share_by_enumeration(draws: int, symbols: int) -> No
     assert expected_commonest_share(draws, symbols) == pytest.approx(mean, abs=1e-10)
 
 
+def test_expected_commonest_share_of_very_long_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = expected_commonest_share(18_000, 63)
+    expected_commonest_share.cache_clear()
+    monkeypatch.setattr("traformer.tasks.induction._NORMAL_FROM", 0)
+    assert expected_commonest_share(18_000, 63) == pytest.approx(exact, rel=5e-3)
+    expected_commonest_share.cache_clear()
+    # The largest of two standard normal numbers has mean 1 / sqrt(pi).
+    assert expected_commonest_share(10**9, 2) == pytest.approx(0.5 + (np.pi * 2e9) ** -0.5, rel=1e-9)
+    expected_commonest_share.cache_clear()
+
+
 @pytest.mark.parametrize(("low", "high"), [(2, 2), (2, 20), (51, 60), (300, 300)])
 def test_chance_is_what_an_order_blind_guess_reaches(low: int, high: int) -> None:
     task = Induction(min_length=low, max_length=high)

@@ -15,8 +15,9 @@ from traformer.tasks.flip_flop import FlipFlop
 from traformer.tasks.induction import Induction
 from traformer.tasks.instructions import Instructions
 from traformer.tasks.overlaps import Overlap, overlap
+from traformer.tasks.text import Text
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FlipFlop, Copy, Induction, Instructions)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (FlipFlop, Copy, Induction, Instructions, Text)}
 
 __all__ = [
     "TASKS",
@@ -28,6 +29,7 @@ __all__ = [
     "Overlap",
     "Split",
     "Task",
+    "Text",
     "make_task",
     "overlap",
     "parse_lengths",

@@ -8,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -114,9 +115,9 @@ class Task(ABC):
     def _stream(self) -> tuple[int, ...]:
         """Integers that keep this setting's random numbers apart from those of other settings."""
 
-    @abstractmethod
     def _generate(self, keys: rng.Words) -> Arrays:
         """The examples of these keys; each row may depend on its own key alone."""
+        raise NotImplementedError(f"{type(self).__name__} defines neither _generate nor _draw")
 
     @abstractmethod
     def at_length(self, shortest: int, longest: int) -> Task:
@@ -147,6 +148,10 @@ class Task(ABC):
             raise InputError(f"start {start} is negative; the first example has index 0")
         if count < 1:
             raise InputError(f"count {count} is too small; ask for at least 1 example")
+        return self._draw(seed, start, count)
+
+    def _draw(self, seed: int, start: int, count: int) -> Arrays:
+        """The examples of checked indices; a task whose examples lie in files takes them from there instead."""
         return self._generate(rng.example_keys(rng.stream_key(seed, *self._stream()), start, count))
 
     def examples(self, seed: int, start: int, count: int) -> Batch:
@@ -166,6 +171,17 @@ class Task(ABC):
     def chance(self) -> float | None:
         """Accuracy of the best guess that does not solve the task, where that is worth telling; else None."""
         return None
+
+    # What lies on disk ------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make ready, and check, what training will read; called once, before the run folder is made."""
+
+    def write_files(self, folder: Path) -> None:
+        """Write what the run folder must keep so that its tokens can be read; called once, when it is made."""
+
+    def check_files(self, folder: Path) -> None:
+        """Raise RunError if what `write_files` kept is not what this task would read now."""
 
     # Splits -----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import lru_cache
 from typing import ClassVar
 
@@ -27,6 +28,8 @@ from traformer.tasks.base import (
 )
 
 FIRST_SYMBOL = len(SPECIAL_TOKENS)
+
+_NORMAL_FROM = 300  # draws per symbol
 
 _LENGTH_DRAW, _CONTEXT_DRAW, _QUERY_DRAW, _PLACE_DRAW = range(4)
 
@@ -108,11 +111,14 @@ class Induction(Task):
 
 @lru_cache(maxsize=4096)
 def expected_commonest_share(draws: int, symbols: int) -> float:
-    """Mean of (count of the commonest symbol) / draws for uniform draws with repetition, exactly.
+    """Mean of (count of the commonest symbol) / draws for uniform draws with repetition.
 
     E[max] = sum over m of P(max > m). Counts of uniform draws are independent Poisson counts given their sum, so
     P(max <= m) is the coefficient of x**draws in (sum over k <= m of pmf(k) x**k)**symbols over the pmf of the sum.
+    Where symbols are counted in hundreds each, their counts are as good as normal and that serves instead.
     """
+    if draws > _NORMAL_FROM * symbols:
+        return 1 / symbols + _expected_normal_maximum(symbols) / math.sqrt(draws * symbols)
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, draws + 1)))])
     rate = draws / symbols
     pmf = np.exp(np.arange(draws + 1) * np.log(rate) - rate - log_factorial)
@@ -126,6 +132,14 @@ def expected_commonest_share(draws: int, symbols: int) -> float:
         power = np.fft.irfft(np.fft.rfft(pmf[: m + 1], degree + 1) ** symbols, degree + 1)
         exceeds = 1.0 - power[draws] / of_sum
         mean += exceeds
-        if exceeds < 1e-12:
+        if exceeds < 1e-7:  # above the rounding of the logarithms, far below what is printed
             break
     return float(mean / draws)
+
+
+def _expected_normal_maximum(count: int) -> float:
+    """Mean of the largest of `count` independent standard normal numbers."""
+    grid = np.linspace(-9.0, 9.0, 18_001)
+    below = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in grid]) ** count  # P(max <= z)
+    # The integral of z dP, by parts: the upper end, less the area under P.
+    return float(grid[-1] - (below[1:] + below[:-1]).sum() / 2 * (grid[1] - grid[0]))
