@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from contextlib import suppress
 
 import yaml
 
@@ -28,10 +29,8 @@ def key_value(text: str) -> tuple[str, object]:
     except yaml.YAMLError:
         raise argparse.ArgumentTypeError(f"the value of {text!r} is not readable") from None
     if isinstance(parsed, str):
-        try:
+        with suppress(ValueError):
             parsed = float(parsed)  # YAML takes 1e-3 for text
-        except ValueError:
-            pass
     return name.strip().replace("-", "_"), parsed
 
 
@@ -40,7 +39,7 @@ def add_lengths(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         nargs="+",
         metavar="N",
-        help="lengths in the task's unit, such as 128 512 2k or 51-100, with blanks or commas (default: the task's own)",
+        help="in the task's unit, such as 128 512 2k or 51-100, with blanks or commas (default: the task's own)",
     )
 
 

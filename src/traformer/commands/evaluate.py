@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from traformer.commands.arguments import add_lengths, joined, positive_int
+from traformer.evaluation.watcher import Watcher
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,13 +49,15 @@ def main(args: argparse.Namespace) -> None:
             watcher=watcher,
         )
     first = rows[0]
-    title = f"{args.run}: {first['task']}, {first['attention']}, trained to {first['train_length']}, step {first['step']}"
+    title = (
+        f"{args.run}: {first['task']}, {first['attention']}, trained to {first['train_length']}, step {first['step']}"
+    )
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
     console.print(results_table(rows, title))
     print(f"written to {args.run}/results.json; a page from it: tra report {args.run}")
 
 
-class ShownWatcher:
+class ShownWatcher(Watcher):
     """A bar on a terminal, a line a split in a pipe."""
 
     def __init__(self) -> None:
@@ -64,7 +67,11 @@ class ShownWatcher:
         console = Console(stderr=True, highlight=False)
         self.is_live = console.is_terminal
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, disable=not self.is_live
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not self.is_live,
         )
         self.row: Any = None
         self.seen: set[Any] = set()

@@ -36,7 +36,9 @@ def _entries(kind: str) -> dict[str, str]:
     if kind == "presets":
         from traformer.models import PRESETS
 
-        return {name: ", ".join(f"{key} {value}" for key, value in dict(preset).items()) for name, preset in PRESETS.items()}
+        return {
+            name: ", ".join(f"{key} {value}" for key, value in dict(preset).items()) for name, preset in PRESETS.items()
+        }
     from traformer.experiments import EXPERIMENTS
 
     return dict(EXPERIMENTS)

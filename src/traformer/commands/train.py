@@ -1,4 +1,4 @@
-"""`tra train`: flags to a RunConfig, and the run. A flag that is left out takes the config file's value, or the default."""
+"""`tra train`: flags to a RunConfig, and the run. A flag left out takes the config file's value, or the default."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MODEL_FLAGS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = RunConfig()
-    parser.set_defaults(**{name: None for name in ("dropout", "length", *_MODEL_FLAGS)})
+    parser.set_defaults(**dict.fromkeys(("dropout", "length", *_MODEL_FLAGS)))
 
     run = parser.add_argument_group("the run folder")
     run.add_argument("--out", metavar="DIR", help="where it goes (default: runs/TASK-ATTENTION-seedN)")
@@ -130,8 +130,10 @@ def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     if args.dropout is not None:
         model_options.update(attention_dropout=args.dropout, hidden_dropout=args.dropout)
     for name, options in (
-        ("task_options", task_options), ("attention_options", dict(args.attention_option)), ("model_options", model_options)
-    ):  # fmt: skip
+        ("task_options", task_options),
+        ("attention_options", dict(args.attention_option)),
+        ("model_options", model_options),
+    ):
         if options:
             given[name] = options
     return given

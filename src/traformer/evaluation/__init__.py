@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["evaluate_run"]
 
 if TYPE_CHECKING:
-    from traformer.evaluation.by_length import evaluate_run  # noqa: F401
+    from traformer.evaluation.by_length import evaluate_run
 
 
 def __getattr__(name: str) -> Any:

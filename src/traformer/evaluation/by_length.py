@@ -11,6 +11,7 @@ from torch import nn
 
 from traformer.errors import InputError
 from traformer.evaluation.batches import batch_sizes
+from traformer.evaluation.watcher import Watcher
 from traformer.tasks.base import Batch, Split, Task
 from traformer.tasks.metrics import Proportion, Scores, Tally, score
 from traformer.tasks.overlaps import overlap
@@ -22,16 +23,6 @@ from traformer.training.run_folder import RunFolder
 Row = dict[str, Any]
 # Counting the test examples that training has shown means drawing all of training again; done by itself up to this.
 OVERLAP_TOKENS = 20_000_000
-
-
-class Watcher:
-    """Told how an evaluation goes; the command line shows it, others may ignore it."""
-
-    def start(self, total_tokens: int) -> None: ...
-
-    def advance(self, split: Split, tokens: int) -> None: ...
-
-    def say(self, text: str) -> None: ...
 
 
 def evaluate_run(
@@ -66,7 +57,9 @@ def evaluate_run(
     wanted: list[Row] = []
     missing: list[Split] = []
     for split in splits:
-        found = [row for row in stored if _is_of(row, split, step) and (row["examples"], row["seed"]) == (examples, seed)]
+        found = [
+            row for row in stored if _is_of(row, split, step) and (row["examples"], row["seed"]) == (examples, seed)
+        ]
         wanted += found
         if not found:
             missing.append(split)

@@ -1,4 +1,4 @@
-"""The demo: TRA and RoPE in the same trunk, with the same steps and rate, on two tasks, measured to 8 times the length."""
+"""The demo: TRA and RoPE in the same trunk, same steps and rate, on two tasks, measured to 8 times the length."""
 
 from __future__ import annotations
 

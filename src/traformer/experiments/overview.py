@@ -36,7 +36,7 @@ class Overview(SweepView):
             self.live.stop()
 
     def changed(self, state: CellState) -> None:
-        if not self.live and state.status != "waiting" or state.message:
+        if (not self.live and state.status != "waiting") or state.message:
             took = f" in {duration(state.seconds)}" if state.status in ("done", "failed") and state.seconds else ""
             line = f"{state.cell.name}: {state.status}{took}" + (f": {state.message}" if state.message else "")
             if self.live:

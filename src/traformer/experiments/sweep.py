@@ -58,7 +58,9 @@ class CellState:
         if not rows:
             return ""
         last = rows[-1]
-        measured = f", {len(self.folder.read_results())} rows measured" if last["step"] == self.cell.config.steps else ""
+        measured = (
+            f", {len(self.folder.read_results())} rows measured" if last["step"] == self.cell.config.steps else ""
+        )
         return f"step {last['step']}/{self.cell.config.steps}, loss {last['loss']:.4f}{measured}"
 
 
@@ -71,7 +73,7 @@ class SweepView:
 
 
 def plan(cells: Sequence[Cell], out: str | Path) -> list[CellState]:
-    """The states of the cells before anything runs. A cell that cannot be built is failed already, with its sentence."""
+    """The cells' states before anything runs. A cell that cannot be built is failed already, with its sentence."""
     from traformer.training.build import build_model_config, build_task
     from traformer.training.memory import memory_need
 

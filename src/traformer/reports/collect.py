@@ -83,8 +83,8 @@ class Panel:
 def collect(paths: Iterable[str | Path]) -> list[Run]:
     """All measured runs in the folders, each of which is a run or holds runs."""
     runs = []
-    paths = [Path(path) for path in paths]
-    for path in paths:
+    folders = [Path(path) for path in paths]
+    for path in folders:
         if not path.is_dir():
             raise RunError(f"there is no folder {path} to report on")
         configs = [path / "config.yaml"] if (path / "config.yaml").exists() else sorted(path.rglob("config.yaml"))
@@ -94,9 +94,7 @@ def collect(paths: Iterable[str | Path]) -> list[Run]:
             if rows:
                 runs.append(_run(folder, path, rows))
     if not runs:
-        raise RunError(
-            f"no measured run in {', '.join(map(str, paths))}; measure runs with `tra eval RUN` before reporting on them"
-        )
+        raise RunError(f"no measured run in {', '.join(map(str, folders))}; measure with `tra eval RUN` first")
     return runs
 
 
@@ -115,7 +113,7 @@ def _run(folder: RunFolder, root: Path, rows: list[Row]) -> Run:
 
 
 def panels(runs: Sequence[Run], metric: str = "exact_match") -> list[Panel]:
-    """Plots in the order in which tasks and splits first occur; sub-splits (one an instruction) are left to the table."""
+    """Plots in the order in which tasks and splits first occur; sub-splits (one an instruction) have none."""
     labels = series_labels(runs)
     found: dict[tuple[str, str, int], dict[str, list[tuple[Run, Row]]]] = {}
     for run in runs:
@@ -166,11 +164,7 @@ def series_labels(runs: Sequence[Run]) -> dict[Path, str]:
             for other in runs
             if (other.config.task, other.config.attention) == (run.config.task, run.config.attention)
         ]
-        differing = [
-            name
-            for name in sorted(set().union(*peers))
-            if len({repr(peer.get(name)) for peer in peers}) > 1
-        ]
+        differing = [name for name in sorted(set().union(*peers)) if len({repr(peer.get(name)) for peer in peers}) > 1]
         details = ", ".join(f"{name.rpartition('.')[2]} {flat[run.path].get(name, 'default')}" for name in differing)
         labels[run.path] = display(run.config.attention) + (f" ({details})" if details else "")
     return labels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from html import escape
@@ -9,7 +10,8 @@ from html import escape
 from traformer.reports.collect import Panel, Point, Series, display_split, display_task
 
 WIDTH, HEIGHT = 420, 300
-LEFT, RIGHT, TOP, BOTTOM = 46, 66, 34, 46
+LEFT, RIGHT, TOP, BOTTOM = 46, 62, 48, 46
+MARGIN = 8  # of the plotting area beyond the longest length
 # Markers and dashes tell the series apart where colours do not. Coordinates are around the point.
 MARKERS = ("circle", "square", "triangle", "diamond", "cross")
 DASHES = ("", "7 4", "2 4", "10 4 2 4", "4 3 1 3")
@@ -24,30 +26,33 @@ def accuracy_plot(panel: Panel, styles: dict[str, int], unit: str) -> str:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     trained = x(panel.train_length)
     name = " ".join(filter(None, [display_task(panel.task), display_split(panel.split)]))
+    described = escape(_description(panel, name))
+    edge = right + MARGIN
     parts = [
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_description(panel, name))}">',
-        f'<text class="plot-title" x="{LEFT}" y="18">{escape(name)}</text>',
-        f'<rect class="beyond" x="{trained:.1f}" y="{TOP}" width="{right + 14 - trained:.1f}" height="{bottom - TOP}"/>',
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{described}">',
+        f'<text class="plot-title" x="{LEFT}" y="20">{escape(name)}</text>',
+        f'<rect class="beyond" x="{trained:.1f}" y="{TOP}" width="{edge - trained:.1f}" height="{bottom - TOP}"/>',
     ]
     for share in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{right + 14}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>')
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{edge}" y1="{y(share):.1f}" y2="{y(share):.1f}"/>')
         parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y(share) + 4:.1f}" text-anchor="end">{share:.0%}</text>')
     for size in _ticks(sizes, x):
         parts.append(f'<line class="axis" x1="{x(size):.1f}" x2="{x(size):.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
         parts.append(f'<text class="tick" x="{x(size):.1f}" y="{bottom + 17}" text-anchor="middle">{size:,}</text>')
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{right + 14}" y1="{bottom}" y2="{bottom}"/>')
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{edge}" y1="{bottom}" y2="{bottom}"/>')
     parts.append(
         f'<text class="axis-title" x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">'
         f"length in {escape(unit)}, log scale</text>"
     )
     parts.append(f'<line class="trained" x1="{trained:.1f}" x2="{trained:.1f}" y1="{TOP}" y2="{bottom}"/>')
     if right - trained > 90:
-        parts.append(f'<text class="note" x="{trained + 5:.1f}" y="{TOP - 5}">never trained on →</text>')
+        parts.append(f'<text class="note" x="{trained + 5:.1f}" y="{TOP - 6}">never trained on →</text>')
     chance = [point for point in panel.series[0].points if point.chance is not None]
     if len(chance) > 1:
         points = " ".join(f"{x(point.size):.1f},{y(point.chance):.1f}" for point in chance)
         parts.append(f'<polyline class="chance" points="{points}"/>')
-        parts.append(f'<text class="note" x="{LEFT + 6}" y="{y(chance[0].chance or 0) - 5:.1f}">chance</text>')
+        place = f'x="{x(chance[0].size) + 8:.1f}" y="{y(chance[0].chance or 0) - 5:.1f}"'
+        parts.append(f'<text class="note" {place}>chance</text>')
     label_places = _spread([y(series.points[-1].value) for series in panel.series], 15, TOP + 4, bottom)
     for series, label_y in zip(panel.series, label_places, strict=True):
         parts += _series(series, styles[series.label], x, y, label_y)
@@ -55,7 +60,7 @@ def accuracy_plot(panel: Panel, styles: dict[str, int], unit: str) -> str:
     return "\n".join(parts)
 
 
-def _series(series: Series, style: int, x, y, label_y: float) -> list[str]:  # noqa: ANN001
+def _series(series: Series, style: int, x, y, label_y: float) -> list[str]:
     line = " ".join(f"{x(point.size):.1f},{y(point.value):.1f}" for point in series.points)
     parts = [f'<g class="series s{style % 6}">']
     for point in series.points:
@@ -71,9 +76,7 @@ def _series(series: Series, style: int, x, y, label_y: float) -> list[str]:  # n
         )
     last = series.points[-1]
     short = series.label if len(series.label) <= 9 else series.label.split(" (")[0]
-    parts.append(
-        f'<text class="label" x="{x(last.size) + 10:.1f}" y="{label_y + 4:.1f}">{escape(short)}</text></g>'
-    )
+    parts.append(f'<text class="label" x="{x(last.size) + 13:.1f}" y="{label_y + 4:.1f}">{escape(short)}</text></g>')
     return parts
 
 
@@ -86,9 +89,13 @@ def marker(style: int, x: float, y: float, r: float = 4.2) -> str:
     if kind == "triangle":
         corners = f"{x:.1f},{y - r - 1:.1f} {x - r - 1:.1f},{y + r:.1f} {x + r + 1:.1f},{y + r:.1f}"
     elif kind == "diamond":
-        corners = f"{x:.1f},{y - r - 1.5:.1f} {x + r + 1.5:.1f},{y:.1f} {x:.1f},{y + r + 1.5:.1f} {x - r - 1.5:.1f},{y:.1f}"
+        corners = (
+            f"{x:.1f},{y - r - 1.5:.1f} {x + r + 1.5:.1f},{y:.1f} {x:.1f},{y + r + 1.5:.1f} {x - r - 1.5:.1f},{y:.1f}"
+        )
     else:
-        return f'<path class="marker open" d="M{x - r:.1f} {y - r:.1f} l{2 * r} {2 * r} m0 {-2 * r} l{-2 * r} {2 * r}"/>'
+        return (
+            f'<path class="marker open" d="M{x - r:.1f} {y - r:.1f} l{2 * r} {2 * r} m0 {-2 * r} l{-2 * r} {2 * r}"/>'
+        )
     return f'<polygon class="marker" points="{corners}"/>'
 
 
@@ -100,20 +107,21 @@ def legend(styles: dict[str, int]) -> str:
         stroke = f' stroke-dasharray="{dash}"' if dash else ""
         items.append(
             f'<span class="legend-item"><svg class="series s{style % 6}" width="44" height="14" aria-hidden="true">'
-            f'<line class="line" x1="2" x2="42" y1="7" y2="7"{stroke}/>{marker(style, 22, 7)}</svg>{escape(label)}</span>'
+            f'<line class="line" x1="2" x2="42" y1="7" y2="7"{stroke}/>{marker(style, 22, 7)}</svg>'
+            f"{escape(label)}</span>"
         )
     return f'<p class="legend">{"".join(items)}</p>'
 
 
-def _log_axis(low: int, high: int):  # noqa: ANN202
+def _log_axis(low: int, high: int):
     """Length -> x. Shortest and longest keep a little distance from the edges."""
-    left, right = LEFT + 12, WIDTH - RIGHT
+    left, right = LEFT + 26, WIDTH - RIGHT
     if low == high:
         return lambda size: (left + right) / 2
     return lambda size: left + (right - left) * math.log(size / low) / math.log(high / low)
 
 
-def _ticks(sizes: Sequence[int], x) -> list[int]:  # noqa: ANN001
+def _ticks(sizes: Sequence[int], x) -> list[int]:
     """Every measured length that has room; the longest always has."""
     chosen: list[int] = []
     for size in reversed(sizes):
@@ -126,7 +134,7 @@ def _spread(places: list[float], gap: float, top: float, bottom: float) -> list[
     """The places moved apart so that labels do not overlap, in the same order."""
     order = sorted(range(len(places)), key=lambda index: places[index])
     moved = list(places)
-    for before, after in zip(order, order[1:], strict=False):
+    for before, after in itertools.pairwise(order):
         moved[after] = max(moved[after], moved[before] + gap)
     limit = bottom
     for index in reversed(order):

@@ -7,7 +7,8 @@ STYLE = """
 @media (prefers-color-scheme:dark){:root{--ground:#0f1419;--ink:#e6e9ec;--soft:#9aa4ae;--rule:#323a43;--wash:#182028;
 --beyond:#1d2229;--bar:#56b4e933;--s0:#56b4e9;--s1:#ff9a4d;--s2:#3ecf9f;--s3:#e08fc0;--s4:#e0cf4f;--s5:#bbb}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--ground);color:var(--ink);font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+body{margin:0;background:var(--ground);color:var(--ink);
+font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{max-width:1320px;margin:0 auto;padding:32px 24px 64px}
 h1{font-size:1.7rem;line-height:1.25;margin:0 0 12px}
 h2{font-size:1.25rem;margin:36px 0 4px}
@@ -16,8 +17,8 @@ h3{font-size:1rem;margin:20px 0 0}
 .findings{padding-left:20px;margin:0 0 18px}
 .legend{display:flex;flex-wrap:wrap;gap:8px 24px;margin:0}
 .legend-item{display:inline-flex;align-items:center;gap:8px;font-weight:600}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr));gap:16px;margin:8px 0 16px}
-.plot{width:100%;max-width:560px;height:auto;background:var(--ground);border:1px solid var(--rule);border-radius:8px;padding:6px}
+.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(400px,100%),1fr));gap:16px;margin:8px 0 16px}
+.plot{width:100%;height:auto;background:var(--ground);border:1px solid var(--rule);border-radius:8px;padding:6px}
 .plot text{fill:var(--ink);font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .plot .plot-title{font-size:14px;font-weight:650}
 .plot .tick,.plot .axis-title,.plot .note{fill:var(--soft);font-size:11px}
@@ -38,9 +39,10 @@ th,td{padding:4px 14px;text-align:right;border-bottom:1px solid var(--rule);whit
 th:first-child,td:first-child{text-align:left}
 th{font-weight:650}
 .beyond-row{background:var(--beyond)}
-td.share{background-image:linear-gradient(var(--bar),var(--bar));background-size:var(--share) 100%;background-repeat:no-repeat}
+td.share{background:linear-gradient(var(--bar),var(--bar)) no-repeat 0 0/var(--share) 100%;background-clip:padding-box;
+border-left:8px solid transparent;min-width:150px}
 small{color:var(--soft)}
-pre{background:var(--wash);border:1px solid var(--rule);border-radius:6px;padding:10px 12px;margin:4px 0 0;overflow-x:auto;
-font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+pre{background:var(--wash);border:1px solid var(--rule);border-radius:6px;padding:10px 12px;margin:4px 0 0;
+overflow-x:auto;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
 @media print{.plot,pre{break-inside:avoid}}
 """

@@ -91,7 +91,9 @@ def html(runs: Sequence[Run], title: str) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
+        + "\n".join(body)
+        + "\n</main></body></html>\n"
     )
 
 
@@ -131,7 +133,9 @@ def commands_section(runs: Sequence[Run]) -> str:
             facts.append(f"up to {100 * max(seen):.1f} % of the test sequences of a length also occur in training")
         heading = f"{display_task(run.config.task)}, {labels[run.path]}"
         commands = "\n".join(run.commands())
-        parts.append(f"<h3>{escape(heading)}</h3><p class=\"sub\">{escape(', '.join(facts))}</p><pre>{escape(commands)}</pre>")
+        parts.append(
+            f'<h3>{escape(heading)}</h3><p class="sub">{escape(", ".join(facts))}</p><pre>{escape(commands)}</pre>'
+        )
     parts.append(f'<p class="sub">{escape(versions_text(runs))}</p></section>')
     return "".join(parts)
 
@@ -147,7 +151,13 @@ def markdown(runs: Sequence[Run], title: str) -> str:
     lines += [f"- {_md(sentence)}" for sentence in findings(runs)]
     for (task, train_length), members in groups(runs).items():
         labels = series_names(members)
-        lines += ["", f"## {_md(display_task(task))}", "", f"Trained to {train_length} {unit_of(task)}. Exact match (95 % interval).", ""]
+        lines += [
+            "",
+            f"## {_md(display_task(task))}",
+            "",
+            f"Trained to {train_length} {unit_of(task)}. Exact match (95 % interval).",
+            "",
+        ]
         lines.append("| split | length | x trained | " + " | ".join(map(_md, labels)) + " |")
         lines.append("|---|---|---|" + "---|" * len(labels))
         for panel in members:

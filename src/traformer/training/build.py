@@ -44,12 +44,12 @@ def build_model_config(config: RunConfig, task: Task) -> TraformerConfig:
         raise unknown_name("attention", config.attention, ATTENTIONS)
     if config.preset not in PRESETS:
         raise unknown_name("preset", config.preset, PRESETS)
-    settings = dict(
-        vocab_size=task.vocab_size,
-        pad_token_id=task.pad_id,
-        attention=config.attention,
-        attention_options=dict(config.attention_options),
-    )
+    settings = {
+        "vocab_size": task.vocab_size,
+        "pad_token_id": task.pad_id,
+        "attention": config.attention,
+        "attention_options": dict(config.attention_options),
+    }
     known = TraformerConfig().to_dict()
     for name in config.model_options:
         if name in settings:
@@ -74,6 +74,8 @@ def load_run(
     path: str | Path, device: str = "auto", step: int | None = None, warn: Callable[[str], None] | None = None
 ) -> tuple[TraformerForCausalLM, Task, RunConfig, int]:
     """Model (in eval mode), task, config and step of a run's newest whole checkpoint, or of the step asked for."""
+    from torch import nn
+
     from traformer.models import TraformerConfig, TraformerForCausalLM
     from traformer.training.parallel import choose_device
 
@@ -81,9 +83,11 @@ def load_run(
     config = folder.read_config()
     found = find_checkpoint(folder, step, warn)
     task = build_task(config.task, config.task_options)
+    task.check_files(folder.path)
     model = TraformerForCausalLM(TraformerConfig.from_pretrained(str(found.path)))
     load_weights(model, found.path)
-    return model.to(choose_device(device)).eval(), task, config, found.step
+    nn.Module.to(model, choose_device(device))
+    return model.eval(), task, config, found.step
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
     checkpoints/step-500/
         config.json  model.safetensors     what `TraformerForCausalLM.from_pretrained` reads
-        optimizer.safetensors              "<state name>/<parameter name>", whole tensors however many processes wrote them
+        optimizer.safetensors              "<state name>/<parameter name>", whole however many processes wrote it
         state.json                         the loop's counters
         manifest.json                      size and sha256 of each file above
 

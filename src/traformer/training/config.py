@@ -92,7 +92,7 @@ class RunConfig:
         for name, value in given.items():
             if name not in CHANGEABLE and _plain(value) != _plain(getattr(self, name)):
                 raise RunError(
-                    f"{folder} was started with {name} = {getattr(self, name)!r}, not {value!r}; leave it out to resume,"
+                    f"{folder} was started with {name} = {getattr(self, name)!r}, not {value!r}; leave it out,"
                     " or train into another folder"
                 )
         return self.replace(**{name: value for name, value in given.items() if name in CHANGEABLE})

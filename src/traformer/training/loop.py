@@ -1,4 +1,4 @@
-"""The training loop. What it computes at a step depends on the config, the step, and the state before it: nothing else."""
+"""The training loop. What a step computes depends on the config, the step and the state before it, nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -91,16 +91,20 @@ def _prepare(
 ) -> None:
     """In the main process: refuse or clear, lock, and write config.yaml of a new run."""
     if not resume and not overwrite and not folder.is_free():
-        raise RunError(f"{folder.path} exists; give --resume to go on with it, --overwrite to replace it, or another --out")
+        raise RunError(
+            f"{folder.path} exists; give --resume to go on with it, --overwrite to replace it, or another --out"
+        )
     if resume:
         RunFolder.open(folder.path)
     if config.tensorboard:
         _require_tensorboard()
     per_process(config, group)
     task = build_task(config.task, config.task_options)
+    task.prepare()
     check_memory(config, task, group)
     stack.enter_context(folder.lock())
     if resume:
+        task.check_files(folder.path)
         return
     if overwrite and not folder.is_free():
         folder.clear()
@@ -111,6 +115,7 @@ def _prepare(
         "parallel": group.kind,
     }
     folder.write_config(config, environment)
+    task.write_files(folder.path)
 
 
 def per_process(config: RunConfig, group: Parallel) -> int:
@@ -118,7 +123,7 @@ def per_process(config: RunConfig, group: Parallel) -> int:
     parts = config.accumulate * group.world
     if config.batch_size % parts:
         raise InputError(
-            f"batch_size {config.batch_size} does not divide into {group.world} processes x accumulate {config.accumulate}"
+            f"batch_size {config.batch_size} does not divide by {group.world} processes x {config.accumulate} parts"
         )
     return config.batch_size // parts
 
@@ -152,15 +157,20 @@ class _Run:
             load_weights(self.model, checkpoint.path)
             self.counters = Counters(**checkpoint.state())
             self.saved_step = self.counters.step
-        self.model.to(group.device).train()
+        nn.Module.to(self.model, group.device)
+        self.model.train()
         lr_scales = {
-            name: float(parameter.lr_scale) for name, parameter in self.model.named_parameters() if hasattr(parameter, "lr_scale")
+            name: float(parameter.lr_scale)
+            for name, parameter in self.model.named_parameters()
+            if hasattr(parameter, "lr_scale")
         }
         self.module = group.wrap(AnswerLoss(self.model), _blocks(self.model))
         self.parameters = dict(self.model.named_parameters())
         self.optimizer = build_optimizer(self.parameters, lr_scales, config, group)
         if checkpoint is not None:
-            load_optimizer_tensors(self.optimizer, self.parameters, load_file(checkpoint.path / "optimizer.safetensors"))
+            load_optimizer_tensors(
+                self.optimizer, self.parameters, load_file(checkpoint.path / "optimizer.safetensors")
+            )
 
     def _choose_checkpoint(self) -> checkpoints.Checkpoint | None:
         checkpoints.remove_leftovers(self.folder.checkpoints)
@@ -225,9 +235,7 @@ class _Run:
             sum(int(batch.lengths.sum()) for batch in batches),
             self.stop.number,
         )
-        lr = learning_rate(
-            step, steps=config.steps, peak=config.lr, warmup=config.warmup, minimum=config.min_lr
-        )
+        lr = learning_rate(step, steps=config.steps, peak=config.lr, warmup=config.warmup, minimum=config.min_lr)
         set_learning_rate(self.optimizer, lr)
         seed_step(config.seed, step, group.rank)
 
@@ -237,7 +245,7 @@ class _Run:
             with group.backward_of(self.module, last=part == config.accumulate - 1):
                 with self._autocast():
                     loss, right = self.module(batch.input_ids, batch.answers)
-                # Wrappers average gradients over processes; this makes it the mean over all answers of the global batch.
+                # Wrappers average gradients over processes; so this is the mean over all answers of the global batch.
                 (loss * (group.world / answers)).backward()
             loss_sum, correct = loss_sum + loss.item(), correct + int(right)
         loss_sum, correct_all = group.sum(loss_sum, correct)
@@ -273,7 +281,9 @@ class _Run:
 
     def _stop_non_finite(self, loss: float, norm: float) -> None:
         what = f"the loss became {loss}" if not math.isfinite(loss) else f"the gradient's norm became {norm}"
-        good = f"the last good checkpoint is step {self.saved_step}" if self.saved_step >= 0 else "nothing was saved yet"
+        good = (
+            f"the last good checkpoint is step {self.saved_step}" if self.saved_step >= 0 else "nothing was saved yet"
+        )
         raise RunError(
             f"{what} at step {self.counters.step + 1}, so the run stopped before using it; {good};"
             " try a smaller --lr or --clip 1"
@@ -311,7 +321,7 @@ class _Run:
         self.saved_step = step
 
 
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def _blocks(model: Any) -> list[nn.Module]:
     """The decoder's blocks: what FSDP shards one by one."""
     return [block for child in model.base_model.children() if isinstance(child, nn.ModuleList) for block in child]
 
@@ -330,10 +340,8 @@ class _MetricsFile:
 
     def __exit__(self, *error: object) -> None:
         if self.handle:
-            try:
+            with suppress(OSError):  # a full disk has already been reported
                 self.handle.close()
-            except OSError:  # a full disk has already been reported
-                pass
 
     def write(self, line: dict[str, Any]) -> None:
         self._guarded(lambda handle: (handle.write(json.dumps(line) + "\n"), handle.flush()))
@@ -353,7 +361,7 @@ class _MetricsFile:
             good = checkpoints.latest_good(self.folder.checkpoints)
             state = f"{good.path} is intact" if good else "there is no checkpoint yet"
             raise RunError(
-                f"the disk is full, so {self.folder.metrics_file} could not be written; {state}; free some space and resume"
+                f"the disk is full, so {self.folder.metrics_file} was not written; {state}; free some space and resume"
             ) from error
 
 
@@ -361,7 +369,9 @@ def _require_tensorboard() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise InputError("tensorboard is not installed; leave --tensorboard out, or: pip install 'traformer[tensorboard]'") from None
+        raise InputError(
+            "tensorboard is not installed; leave --tensorboard out, or: pip install 'traformer[tensorboard]'"
+        ) from None
     return SummaryWriter
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def answer_logits(model: nn.Module, input_ids: Tensor, answers: Tensor) -> Tensor:
+def answer_logits(model: Any, input_ids: Tensor, answers: Tensor) -> Tensor:
     """Logits [N, V] that predict the N answer tokens, in row order; the head runs on these N positions only.
 
     No mask is given: rows are padded on the right and attention is causal, so no real position sees padding.

@@ -32,7 +32,11 @@ class MemoryNeed:
 def memory_need(model_config: Any, length: int, *, training: bool, scored: int | None = None) -> MemoryNeed:
     """Need of sequences of `length` tokens, of which `scored` (default all) pass through the head."""
     width, hidden = model_config.hidden_size, model_config.intermediate_size
-    layers, heads, vocabulary = model_config.num_hidden_layers, model_config.num_attention_heads, model_config.vocab_size
+    layers, heads, vocabulary = (
+        model_config.num_hidden_layers,
+        model_config.num_attention_heads,
+        model_config.vocab_size,
+    )
     block = 4 * width * width + 3 * width * hidden
     parameters = layers * block + 2 * vocabulary * width
     fixed = parameters * FLOAT * (4 if training else 1)
@@ -78,9 +82,7 @@ def available_memory(device: Any = None) -> int:
     return max(0, available)
 
 
-def check_fits(
-    need: int, available: int, what: str, remedy: str, reserve: float = RESERVE
-) -> None:
+def check_fits(need: int, available: int, what: str, remedy: str, reserve: float = RESERVE) -> None:
     """Raise the sentence if `need` is more than may be taken."""
     if need > available * (1 - reserve):
         raise InputError(

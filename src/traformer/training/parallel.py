@@ -38,7 +38,7 @@ class Parallel:
             raise unknown_name("parallel", kind, KINDS)
         if kind is not None and world == 1:
             raise InputError(
-                f"parallel {kind!r} needs several processes; start with `torchrun --nproc-per-node N -m traformer train ...`"
+                f"parallel {kind!r} needs several processes; start it with `torchrun --nproc-per-node 2 -m traformer`"
             )
         place = choose_device(device, int(os.environ.get("LOCAL_RANK", "0")))
         if world == 1:
@@ -116,7 +116,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise InputError(f"device {name!r} is not one that torch knows; try cpu or cuda") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise InputError(f"device {name!r} was asked for, but torch sees no CUDA device; leave device at auto or cpu")
+            raise InputError(
+                f"device {name!r} was asked for, but torch sees no CUDA device; leave device at auto or cpu"
+            )
         device = torch.device("cuda", local_rank if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device
@@ -128,7 +130,7 @@ def whole(tensor: Tensor) -> Tensor:
     return (full_tensor() if full_tensor else tensor).detach().cpu()
 
 
-def shard_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, parameter: Any) -> Tensor:
     """A whole tensor laid out as `parameter` is: its shard of this process, or all of it."""
     if hasattr(parameter, "placements"):
         from torch.distributed.tensor import distribute_tensor

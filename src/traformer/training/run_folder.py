@@ -49,7 +49,7 @@ class RunFolder:
         )
 
     def clear(self) -> None:
-        """Delete the run (for --overwrite). Only a run folder is ever deleted. The lock file stays, as we may hold it."""
+        """Delete the run (for --overwrite), but for the lock, which we may hold. Only a run folder is ever deleted."""
         if not self.is_run():
             raise RunError(f"{self.path} is not a run folder, so it is not overwritten; choose another --out")
         # config.yaml goes last: until then a killed deletion can still be recognised and repeated.

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.training.test_loop import assert_same_run
+from tests.training.tiny import tiny_config
+from traformer.errors import InputError
+from traformer.experiments import demo
+from traformer.experiments.cell import Cell, is_done, run_cell
+from traformer.experiments.find import experiment_cells, find_experiment
+from traformer.experiments.overview import duration, time_left
+from traformer.experiments.sweep import plan, run_sweep
+from traformer.training.loop import train
+from traformer.training.run_folder import RunFolder
+
+
+def cell(name="a", **changes):
+    return Cell(name, tiny_config(**changes), "12,24", 6)
+
+
+def test_cell_survives_json():
+    one = cell(task_options={"length": 12, "p_ignore": 0.5}, clip=1.0)
+    assert Cell.from_dict(one.to_dict()) == one
+
+
+def test_cell_goes_on_from_wherever_it_is(tmp_path):
+    one = cell()
+    folder = RunFolder(tmp_path / "a")
+    assert not is_done(one, folder)
+    train(one.config, folder.path, quiet=True)
+    assert not is_done(one, folder)
+    rows = run_cell(one, folder.path, quiet=True)
+    assert len(rows) == 18 and is_done(one, folder)
+    assert not is_done(Cell("a", one.config, "12,24,48", 6), folder)
+    assert not is_done(Cell("a", one.config, "12,24", 7), folder)
+
+
+def test_plan_fails_a_bad_cell_and_keeps_the_others(tmp_path):
+    states = plan([cell("a"), cell("b", attention="rop"), cell("c", task_options={"lenght": 1})], tmp_path)
+    assert [state.status for state in states] == ["waiting", "failed", "failed"]
+    assert "did you mean 'rope'" in states[1].message
+    with pytest.raises(InputError, match="two cells of the sweep are named 'a'"):
+        plan([cell("a"), cell("a")], tmp_path)
+
+
+def test_sweep_runs_skips_and_survives_a_failing_cell(tmp_path):
+    # A cell whose folder was made with other settings fails in its own process; the other one is done all the same.
+    train(tiny_config(steps=2, seed=5), tmp_path / "clash", quiet=True)
+    cells = [cell("clash"), cell("good")]
+    states = run_sweep(cells, tmp_path, jobs=2)
+    assert [state.status for state in states] == ["failed", "done"]
+    assert "was started with" in states[0].message and "delete" in states[0].message
+    before = (tmp_path / "good" / "results.json").stat().st_mtime_ns
+    again = run_sweep([cell("good")], tmp_path)
+    assert again[0].status == "skipped"
+    assert (tmp_path / "good" / "results.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_a_killed_cell_goes_on_within_the_sweep_and_ends_the_same(tmp_path):
+    long = cell("a", steps=3000, save_every=50)
+
+    class Killer:
+        killed = 0
+
+        def changed(self, state): ...
+
+        def tick(self, states):
+            (state,) = states
+            if state.process and not self.killed and len(state.folder.read_metrics()) > 30:
+                os.kill(state.process.pid, signal.SIGKILL)
+                self.killed += 1
+
+    killer = Killer()
+    states = run_sweep([long], tmp_path / "sweep", view=killer)
+    assert killer.killed == 1 and states[0].status == "done" and states[0].attempts == 2
+    train(long.config, tmp_path / "whole", quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "sweep" / "a", 3000)
+
+
+@pytest.mark.slow
+def test_stopping_a_sweep_saves_its_cells_and_leaves_no_process(tmp_path):
+    file = tmp_path / "long.py"
+    file.write_text(
+        "from tests.training.tiny import tiny_config\n"
+        "from traformer.experiments.cell import Cell\n"
+        "def cells(): return [Cell('a', tiny_config(steps=1_000_000, save_every=1_000_000), '12', 5)]\n"
+    )
+    command = [sys.executable, "-m", "traformer", "sweep", str(file), "--out", str(tmp_path / "out")]
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as sweep:
+            metrics = tmp_path / "out" / "a" / "metrics.jsonl"
+            seen = metrics.stat().st_size if metrics.exists() else 0
+            deadline = time.monotonic() + 120
+            while not (metrics.exists() and metrics.stat().st_size > seen + 500):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            sweep.send_signal(number)
+            error = sweep.communicate()[1]
+            assert sweep.returncode == status, error
+        if number == signal.SIGTERM:
+            assert "the same command goes on" in error
+        # Whoever held the folder has let go of it (after saving), even when the sweep itself was killed.
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                with RunFolder(tmp_path / "out" / "a").lock():
+                    break
+            except Exception:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        assert list((tmp_path / "out" / "a" / "checkpoints").glob("step-*"))
+
+
+def test_demo_compares_like_with_like():
+    cells = demo.cells()
+    assert {c.config.attention for c in cells} == {"tra", "rope"} and {c.config.task for c in cells} == {
+        "flip_flop",
+        "induction",
+    }
+    for task in ("flip_flop", "induction"):
+        pair = [c for c in cells if c.config.task == task]
+        assert len(pair) == 2
+        assert pair[0].config.replace(attention="x") == pair[1].config.replace(attention="x")
+        longest = max(int(part) for part in pair[0].lengths.split(","))
+        from traformer.training.build import build_task
+
+        assert longest >= 8 * build_task(task, pair[0].config.task_options).length_range[1]
+
+
+def test_experiments_are_found_by_name_file_and_module(tmp_path):
+    assert experiment_cells(find_experiment("demo")) == experiment_cells(find_experiment("traformer.experiments.demo"))
+    file = tmp_path / "mine.py"
+    file.write_text("def cells(): return []\n")
+    with pytest.raises(InputError, match="at least one"):
+        experiment_cells(find_experiment(str(file)))
+    file.write_text("x = 1\n")
+    with pytest.raises(InputError, match="no function cells"):
+        find_experiment(str(file))
+
+
+def test_time_left_counts_what_was_done_now(tmp_path):
+    states = plan([cell("a"), cell("b")], tmp_path)
+    assert time_left(states, 100.0) is None
+    states[0].status = "done"
+    assert time_left(states, 100.0) == pytest.approx(100.0)
+    assert duration(30) == "30 s" and duration(600) == "10 min" and duration(7200) == "2.0 h"
