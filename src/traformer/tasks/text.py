@@ -31,8 +31,8 @@ class Text(Task):
     tokenizer   bytes, a folder with GPT-2's files or a tokenizer.json, bpe:8192 (trained on the corpus), or a hub name
     separator   start every document with the tokenizer's end-of-text token
 
-    Training cuts the text into windows that do not overlap, at a new place every epoch, and takes each once an epoch in an
-    order of its own; (seed, index) still names one window at once. Test seeds draw from the validation split.
+    Training cuts the text into windows that do not overlap, at a new place every epoch, and takes each once an epoch in
+    an order of its own; (seed, index) still names one window at once. Test seeds draw from the validation split.
     """
 
     data: tuple[str, ...] = ()
@@ -90,8 +90,8 @@ class Text(Task):
     def check_window(self, text: TokenizedText, split: str) -> None:
         if self.length > len(text):
             raise InputError(
-                f"the window of {self.length:,} tokens is longer than the text: the {split} split of {self.corpus.name} "
-                f"has {len(text):,} tokens; give a shorter length or more text"
+                f"the window of {self.length:,} tokens is longer than the text: the {split} split of "
+                f"{self.corpus.name} has {len(text):,} tokens; give a shorter length or more text"
             )
 
     def write_files(self, folder: Path) -> None:
@@ -131,7 +131,9 @@ class Text(Task):
 
     def at_length(self, shortest: int, longest: int) -> Text:
         if shortest != longest:
-            raise InputError(f"lengths has the range {shortest}-{longest}; windows of text have one length, such as {longest}")
+            raise InputError(
+                f"lengths has the range {shortest}-{longest}; windows of text have one length, such as {longest}"
+            )
         other = dataclasses.replace(self, length=longest)
         for name in ("corpus", "text_tokenizer", "_opened"):  # shared, so that nothing is opened twice
             if name in self.__dict__:
@@ -196,8 +198,8 @@ def window_starts(tokens: int, length: int, key: int, start: int, count: int) ->
 def permuted(places: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
     """The images of some places under a permutation of 0 .. size - 1 that the key chooses.
 
-    A Feistel network permutes the numbers of an even number of bits; places that it sends beyond the end are sent on until
-    they fall inside.
+    A Feistel network permutes the numbers of an even number of bits; places that it sends beyond the end are sent on
+    until they fall inside.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half) - 1)

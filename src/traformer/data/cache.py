@@ -1,0 +1,329 @@
+"""Tokens on disk: written once, complete or absent, and read through a memory map.
+
+    <cache>/tokens/<key>/        key: hash of the sources' content, the tokenizer, the separator and VERSION
+        tokens.bin               uint16 or uint32, every token in order
+        documents.bin            int64 [documents], the index of each document's first token
+        counts.bin               int64 [pieces, 4], tokens, words, line ends and bytes up to the end of each piece
+        meta.json                sizes and names
+
+A folder is built aside under a lock and renamed, so two processes that want the same one build it once, and a kill, a
+full disk or a bad file leaves nothing half done.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traformer.data.pieces import Piece, pieces
+from traformer.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from traformer.data.sources import Source
+    from traformer.data.tokenizers import TextTokenizer
+
+VERSION = 1
+BATCH = 256  # pieces tokenised at once: enough for all cores, some MB of text
+
+
+def cache_folder() -> Path:
+    """$TRAFORMER_CACHE, or traformer in the user's cache folder."""
+    if named := os.environ.get("TRAFORMER_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "traformer"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How much text some tokens stand for."""
+
+    tokens: int
+    words: int  # set apart by white space
+    line_ends: int
+    bytes: int
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(
+            self.tokens - other.tokens,
+            self.words - other.words,
+            self.line_ends - other.line_ends,
+            self.bytes - other.bytes,
+        )
+
+
+class TokenizedText:
+    """The tokens of one split, from `start` to `stop` of a cache folder; opening it reads nothing but its sizes."""
+
+    def __init__(self, folder: Path, start: int = 0, stop: int | None = None) -> None:
+        self.folder = folder
+        self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        self.start, self.stop = start, self.meta["tokens"] if stop is None else stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def dtype(self) -> str:
+        return self.meta["dtype"]
+
+    @cached_property
+    def tokens(self) -> NDArray[Any]:
+        """[tokens] uint16 or uint32, a memory map."""
+        return np.memmap(self.folder / "tokens.bin", dtype=self.dtype, mode="r")[self.start : self.stop]
+
+    @cached_property
+    def documents(self) -> NDArray[np.int64]:
+        """Where documents start, from the first token of this text on."""
+        starts = np.fromfile(self.folder / "documents.bin", dtype=np.int64)
+        inside = starts[(starts > self.start) & (starts < self.stop)]
+        return np.concatenate([[0], inside - self.start])
+
+    @cached_property
+    def _counts(self) -> NDArray[np.int64]:
+        return np.memmap(self.folder / "counts.bin", dtype=np.int64, mode="r").reshape(-1, 4)
+
+    @property
+    def counts(self) -> Counts:
+        """Of this text; its ends stand where pieces end."""
+        return self._counts_to(self.stop) - self._counts_to(self.start)
+
+    def _counts_to(self, token: int) -> Counts:
+        if token == 0:
+            return Counts(0, 0, 0, 0)
+        row = int(np.searchsorted(self._counts[:, 0], token))
+        return Counts(*(int(value) for value in self._counts[row]))
+
+    def split_tail(self, share: float) -> tuple[TokenizedText, TokenizedText]:
+        """This text in two: the second is about the last `share` of its tokens and starts where a piece starts."""
+        ends = self._counts[:, 0]
+        ends = ends[(ends > self.start) & (ends < self.stop)]
+        if not len(ends):
+            raise InputError(
+                f"{self.meta['sources'][0]} is too short to hold out a part of it as validation text; "
+                "add a file with 'valid' in its name"
+            )
+        cut = int(ends[np.abs(ends - (self.stop - share * len(self))).argmin()])
+        return TokenizedText(self.folder, self.start, cut), TokenizedText(self.folder, cut, self.stop)
+
+
+def tokenize(
+    sources: Sequence[Source], tokenizer: TextTokenizer, separator: bool = False, quiet: bool = False
+) -> TokenizedText:
+    """The tokens of the sources, in order, from the cache or made now; `separator` puts a mark before documents."""
+    if separator and tokenizer.end_id is None:
+        raise InputError(f"the tokenizer {tokenizer.label!r} has no end-of-text token, so separator must be false")
+    content = [source.content_hash() for source in sources]
+    facts = [VERSION, content, tokenizer.fingerprint, separator]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+    def build(folder: Path) -> None:
+        _write_tokens(folder, sources, tokenizer, separator, quiet)
+
+    folder = cached_folder(cache_folder() / "tokens" / key, build, f"tokens of {sources[0].name}", _is_whole, quiet)
+    return TokenizedText(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether every file has the size that meta.json says."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        return all((folder / name).stat().st_size == size for name, size in meta["files"].items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _write_tokens(
+    folder: Path, sources: Sequence[Source], tokenizer: TextTokenizer, separator: bool, quiet: bool
+) -> None:
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    began = time.perf_counter()
+    total = np.zeros(4, dtype=np.int64)  # tokens, words, line ends, bytes
+    with ExitStack() as stack:
+        token_file, document_file, count_file = (
+            stack.enter_context(open(folder / name, "wb")) for name in ("tokens.bin", "documents.bin", "counts.bin")
+        )
+        progress = stack.enter_context(_Progress([source.size for source in sources], quiet))
+        for number, source in enumerate(sources):
+            before = int(total[0])
+            stream = pieces(source.lines())
+            while batch := list(islice(stream, BATCH)):
+                _write_batch(batch, tokenizer, separator, dtype, total, token_file, document_file, count_file)
+                progress.update(number, source.name, batch[-1].done)
+            if total[0] == before:
+                raise InputError(f"{source.name} is empty: it holds no text to read; leave it out or fill it")
+    seconds = time.perf_counter() - began
+    tokens, words, line_ends, size = (int(value) for value in total)
+    names = ("tokens.bin", "documents.bin", "counts.bin")
+    meta = {
+        "version": VERSION,
+        "sources": [source.name for source in sources],
+        "tokenizer": tokenizer.label,
+        "fingerprint": tokenizer.fingerprint,
+        "separator": separator,
+        "dtype": dtype.name,
+        "tokens": tokens,
+        "words": words,
+        "line_ends": line_ends,
+        "bytes": size,
+        "documents": (folder / "documents.bin").stat().st_size // 8,
+        "seconds": round(seconds, 3),
+        "files": {name: (folder / name).stat().st_size for name in names},
+    }
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
+    if not quiet:
+        _say(
+            f"{tokens:,} tokens from {size / 1e6:,.1f} MB of text in {seconds:.1f} s ({size / 1e6 / seconds:,.1f} MB/s)"
+        )
+
+
+def _write_batch(
+    batch: list[Piece], tokenizer: TextTokenizer, separator: bool, dtype: Any, total: NDArray[np.int64],
+    token_file: Any, document_file: Any, count_file: Any,
+) -> None:  # fmt: skip
+    """Append the batch's tokens and counts; `total` runs along."""
+    parts, starts, counts = [], [], []
+    for piece, ids in zip(batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True):
+        if piece.starts_document:
+            starts.append(int(total[0]))
+            if separator:
+                parts.append(np.array([tokenizer.end_id], dtype=dtype))
+                total[0] += 1
+        parts.append(ids.astype(dtype, copy=False))
+        total += (len(ids), len(piece.text.split()), piece.text.count("\n"), len(piece.text.encode("utf-8")))
+        counts.append(total.copy())
+    np.concatenate(parts).tofile(token_file)
+    np.array(starts, dtype=np.int64).tofile(document_file)
+    np.stack(counts).tofile(count_file)
+
+
+# Folders that are whole or absent -------------------------------------------------------------------------------
+
+
+def cached_folder(
+    path: Path,
+    build: Callable[[Path], None],
+    what: str,
+    is_whole: Callable[[Path], bool] = lambda folder: True,
+    quiet: bool = False,
+) -> Path:
+    """`path`, built by `build(folder)` if it is not there; one process at a time builds, the others wait for it."""
+    if path.is_dir() and is_whole(path):
+        return path
+    aside = path.with_name(f".building-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(path.with_name(f".lock-{path.name}"), what, quiet):
+            if path.is_dir():
+                if is_whole(path):
+                    return path
+                shutil.rmtree(path)  # damaged from outside: by us it is renamed only when whole
+            if aside.exists():
+                shutil.rmtree(aside)  # a killed process was building it
+            aside.mkdir()
+            try:
+                build(aside)
+                for file in aside.iterdir():
+                    _sync(file)
+                os.rename(aside, path)
+                _sync(path.parent)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(
+                f"the disk is full, so the {what} could not be cached in {path.parent}; nothing half was left; "
+                "free some space, or name another place in TRAFORMER_CACHE"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise RunError(
+                f"the cache {path.parent} cannot be written ({error.strerror}); name another place in TRAFORMER_CACHE"
+            ) from error
+        raise
+    return path
+
+
+@contextmanager
+def _lock(path: Path, what: str, quiet: bool) -> Iterator[None]:
+    """Held by one process; the system lets go of it however the process ends."""
+    import fcntl
+
+    with open(path, "a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not quiet:
+                _say(f"waiting for another process that makes the {what}")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Written aside under a name of this process's own, then renamed; a cache that cannot be written does without."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(value), encoding="utf-8")
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+
+
+# What a person sees ---------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """A bar over all sources on a terminal; nothing in a pipe, where one line at the end tells the speed."""
+
+    def __init__(self, sizes: Sequence[int], quiet: bool) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True, highlight=False)
+        self.before = [sum(sizes[:number]) for number in range(len(sizes))]
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=quiet or not console.is_terminal,
+        )
+        self.row = self.bar.add_task("tokenising", total=max(1, sum(sizes)))
+
+    def __enter__(self) -> _Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def update(self, number: int, name: str, done: int) -> None:
+        self.bar.update(self.row, completed=self.before[number] + done, description=f"tokenising {Path(name).name}")
+
+
+def _say(text: str) -> None:
+    import sys
+
+    print(text, file=sys.stderr, flush=True)
