@@ -22,6 +22,7 @@ def fused_backend(name: str) -> Any:
 
 
 @torch.compiler.assume_constant_result  # looks at files and the environment, which a traced graph cannot
+@torch.compiler.assume_constant_result  # looks at files, which a graph cannot
 def unavailable_reason(name: str) -> str | None:
     """None where the backend can run here, else why not."""
     if name in ("reference", "blockwise"):
