@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from traformer.layers.absolute import LearnedPositionAttention, SinusoidalAttention
 from traformer.layers.alibi import AlibiAttention
+from traformer.layers.asentmax import AdaptiveEntmaxAttention
 from traformer.layers.base import AttentionContext, AttentionLayer
 from traformer.layers.cope import ContextualPositionAttention
+from traformer.layers.differential import DifferentialAttention
+from traformer.layers.fire import FireAttention
 from traformer.layers.forgetting import ForgettingAttention
+from traformer.layers.lstm import LSTMLayer
 from traformer.layers.nope import NoPositionAttention
 from traformer.layers.norms import RMSNorm, rms_norm
 from traformer.layers.rope import RotaryAttention
+from traformer.layers.selective import SelectiveAttention
+from traformer.layers.ssmax import ScalableSoftmaxAttention
 from traformer.layers.stick_breaking import StickBreakingAttention
+from traformer.layers.t5 import T5BiasAttention
 from traformer.layers.threshold_relative import ThresholdRelativeAttention
 
 # A new method: one line here, and the shared tests pick it up.
@@ -23,9 +30,16 @@ ATTENTIONS: dict[str, type[AttentionLayer]] = {
         SinusoidalAttention,
         LearnedPositionAttention,
         AlibiAttention,
+        T5BiasAttention,
+        FireAttention,
         ContextualPositionAttention,
         ForgettingAttention,
         StickBreakingAttention,
+        SelectiveAttention,
+        ScalableSoftmaxAttention,
+        AdaptiveEntmaxAttention,
+        DifferentialAttention,
+        LSTMLayer,
     )
 }
 

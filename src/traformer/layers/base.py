@@ -54,6 +54,12 @@ class AttentionContext:
             return torch.arange(key_length, device=device)[None]
         return self.key_padding_mask.long().cumsum(-1)
 
+    def distances(self, length: int, device: torch.device) -> Tensor:
+        """[B or 1, T, Tk]: how many real places a key lies before the query; what stands after it is negative."""
+        keys = self.key_positions(device, length if self.key_length is None else self.key_length)
+        queries = keys.index_select(1, torch.arange(length, device=device) + self.query_start)
+        return queries[:, :, None] - keys[:, None, :]
+
     def is_plain_causal(self, length: int) -> bool:
         """Nothing but the causal order restricts what a token sees, and the key axis is the new tokens alone."""
         return (
@@ -178,6 +184,13 @@ class AttentionLayer(nn.Module):
         layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
         if layer is not None and layer.is_initialized and layer.keys.shape[-1] != k.shape[-1]:
             # transformers has made room for keys of head_dim channels before it saw one; ours carry more.
+            if torch.compiler.is_exporting():
+                raise InputError(f"a cache made before the first token cannot be exported with attention {self.name!r}")
+            if int(layer.get_seq_length()) > 0:
+                raise InputError(
+                    f"the cache holds keys of {layer.keys.shape[-1]} channels, attention {self.name!r} here makes "
+                    f"{k.shape[-1]}: it is another model's cache"
+                )
             layer.lazy_initialization(k, v)
         return cache.update(k, v, self.layer_idx)
 

@@ -1,0 +1,80 @@
+"""The Differential Transformer's attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from traformer.errors import InputError
+from traformer.layers.base import AttentionContext
+from traformer.layers.norms import RMSNorm
+from traformer.layers.rotary_option import ROTARY_OPTIONS, check_rotary, rotary_tables, turned
+from traformer.layers.softmax import SoftmaxAttentionLayer
+from traformer.ops.differential import difference_factor, start_of_factor
+
+
+class DifferentialAttention(SoftmaxAttentionLayer):
+    """The difference of two softmax attentions over the two halves of each head's channels, with RoPE.
+
+    Source: Ye et al. 2025, "Differential Transformer", and the authors' code: out = (softmax(q1.k1) - lambda softmax(q2.k2)) v, then an RMS
+    norm over each head (eps 1e-5, a learned scale shared by the heads) times (1 - lambda_init); lambda = exp(a1.b1) - exp(a2.b2) + lambda_init with
+    four learned vectors a layer (normal, std 0.1) and lambda_init = 0.8 - 0.6 exp(-0.3 layer), layers from 0. A head of ours
+    (D channels of value) is one of theirs: q1, q2, k1, k2 have D/2 channels, so sizes and parameters equal those of the other methods. RoPE
+    turns each half, as in the paper (theta 500,000). QK-norm, which the paper does not use, norms a head's two halves together.
+    Path: two calls of torch's fused attention, halves filled up with zeros to the width of the values.
+
+    Options: position ("rope" or "none"), theta.
+    """
+
+    name = "differential"
+    keys_carry_position = True
+    options = {**ROTARY_OPTIONS}  # noqa: RUF012
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        half = self.head_dim // 2
+        self.half_scale = 1.0 / math.sqrt(half)
+        self.start = start_of_factor(layer_idx)
+        self.factor_vectors = nn.Parameter(torch.zeros(4, half))  # a1, b1, a2, b2
+        self.head_norm = RMSNorm(self.head_dim, eps=1e-5)
+
+    @classmethod
+    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        if config.head_dim % 2:
+            raise InputError(f"attention 'differential' halves each head: head_dim must be even, not {config.head_dim}")
+        check_rotary(cls.name, config.head_dim // 2, options)
+
+    def reset_own_parameters(self) -> None:
+        from transformers import initialization as init
+
+        init.normal_(self.factor_vectors, std=0.1)
+
+    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
+        tables = rotary_tables(context, hidden_states, self.head_dim // 2, self.option)
+        return super().prepare(context, hidden_states), tables
+
+    def mask(self, context: AttentionContext) -> Tensor | None:
+        return context.shared[0]
+
+    def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
+        def turn(x: Tensor) -> Tensor:
+            return torch.cat([turned(half, context.shared[1]) for half in x.chunk(2, dim=-1)], dim=-1)
+
+        return turn(q), turn(k)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        # Zeros in the other half of q leave q1.k1 (or q2.k2) alone: the kernel gets q, k and v of one width.
+        first, second = q.chunk(2, dim=-1)
+        zeros = torch.zeros_like(first)
+        out1, weights1 = self.softmax_attention(torch.cat((first, zeros), -1), k, v, context, self.half_scale)
+        out2, weights2 = self.softmax_attention(torch.cat((zeros, second), -1), k, v, context, self.half_scale)
+        factor = difference_factor(self.factor_vectors, self.start)
+        out = self.head_norm(out1 - factor.to(out2.dtype) * out2) * (1.0 - self.start)
+        if weights1 is None or weights2 is None:
+            return out, None
+        return out, weights1 - factor.to(weights2.dtype) * weights2

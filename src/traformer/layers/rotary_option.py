@@ -1,0 +1,39 @@
+"""RoPE as a companion of methods that leave position to others: the option `position`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from traformer.errors import InputError, unknown_name
+from traformer.layers.base import AttentionContext
+from traformer.ops.rope import apply_rope, rope_tables
+
+POSITIONS = ("rope", "none")
+ROTARY_OPTIONS = {"position": "rope", "theta": 500_000.0}
+Tables = tuple[Tensor, Tensor]
+
+
+def check_rotary(name: str, head_dim: int, options: dict[str, Any]) -> None:
+    if options["position"] not in POSITIONS:
+        raise unknown_name("attention option position", options["position"], POSITIONS)
+    if options["position"] == "rope" and head_dim % 2:
+        raise InputError(f"attention {name!r} turns pairs of channels and needs an even number of them, not {head_dim}")
+    if not options["theta"] > 0:
+        raise InputError(f"attention option theta must be positive, got {options['theta']}")
+
+
+def rotary_tables(
+    context: AttentionContext, hidden_states: Tensor, head_dim: int, options: dict[str, Any]
+) -> Tables | None:
+    """Cosines and sines of the new tokens' positions, or None where the option says "none"."""
+    if options["position"] == "none":
+        return None
+    positions = context.positions(hidden_states.shape[1], hidden_states.device)
+    return rope_tables(positions, head_dim, options["theta"], hidden_states.dtype)
+
+
+def turned(x: Tensor, tables: Tables | None) -> Tensor:
+    """x [B, H, T, D], turned by RoPE if there are tables."""
+    return x if tables is None else apply_rope(x, tables).to(x.dtype)

@@ -1,0 +1,67 @@
+"""T5's relative position bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from traformer.errors import InputError
+from traformer.layers.base import AttentionContext
+from traformer.layers.softmax import SoftmaxAttentionLayer
+from traformer.ops.t5 import t5_buckets
+
+
+class T5BiasAttention(SoftmaxAttentionLayer):
+    """Softmax attention with T5's learned bias for each head and bucket of distances, shared by all layers.
+
+    Source: Raffel et al. 2020. Causal buckets: 32, half of them exact, the others logarithmic up to 128, one for all beyond. The
+    table (buckets x heads) is the first layer's and serves all, as in T5; it starts normal with std width^-0.5, as there.
+    Choice: scores keep the factor 1/sqrt(d) of the common trunk, which T5 folds into its initialisation.
+    Path: torch's attention with the bias as a float mask; distances are put into buckets once a forward.
+
+    Options: buckets, max_distance.
+    """
+
+    name = "t5"
+    options = {"buckets": 32, "max_distance": 128}  # noqa: RUF012
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.table_std = config.hidden_size**-0.5
+        self.bias_table = None
+        if layer_idx == 0:
+            self.bias_table = nn.Parameter(torch.zeros(self.option["buckets"], self.num_heads))
+
+    @classmethod
+    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        buckets, far = options["buckets"], options["max_distance"]
+        if not (isinstance(buckets, int) and isinstance(far, int) and 4 <= buckets < 2 * far):
+            raise InputError(
+                f"attention options buckets and max_distance must be whole numbers with 4 <= buckets < 2 * max_distance, "
+                f"got {buckets!r} and {far!r}"
+            )
+
+    def reset_own_parameters(self) -> None:
+        from transformers import initialization as init
+
+        if self.bias_table is not None:
+            init.normal_(self.bias_table, std=self.table_std)
+
+    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
+        distances = context.distances(hidden_states.shape[1], hidden_states.device)
+        buckets = t5_buckets(distances, self.option["buckets"], self.option["max_distance"])
+        # The table itself, not the bias made of it: what a checkpointed block computes again must start from parameters.
+        return super().prepare(context, hidden_states), buckets, self.bias_table
+
+    def mask(self, context: AttentionContext) -> Tensor | None:
+        return context.shared[0]
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        _, buckets, table = context.shared
+        bias = F.embedding(buckets, table).permute(0, 3, 1, 2)  # [B or 1, H, T, Tk]
+        return self.softmax_attention(q, k, v, context, self.scale, bias)
