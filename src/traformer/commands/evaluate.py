@@ -1,4 +1,4 @@
-"""`tra eval RUN`: accuracy by length."""
+"""`tra eval RUN`: accuracy by length; perplexity by window for text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from traformer.evaluation.watcher import Watcher
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run folder")
     add_lengths(parser)
-    parser.add_argument("--examples", type=positive_int, default=256, help="sequences a length and split (default 256)")
+    parser.add_argument(
+        "--examples",
+        type=positive_int,
+        default=256,
+        help="sequences a length and split; of text, this times 8,192 tokens at every window (default 256)",
+    )
     parser.add_argument("--seed", type=int, help="whose test stream (default: the run's seed)")
     parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")
     parser.add_argument("--batch-tokens", type=positive_int, help="tokens at once, if memory allows (default: chosen)")
@@ -24,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="count the test examples that training has shown (default: where that is quick)",
     )
+    text = parser.add_argument_group("text runs")
+    text.add_argument(
+        "--stride", type=positive_int, help="sliding windows, moved by so many tokens (default: the window less one)"
+    )
+    text.add_argument("--split", help="train, validation, test or all (default validation)")
+    text.add_argument("--data", metavar="PATH", help="another text than the run's own, read with the run's tokenizer")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -47,6 +58,9 @@ def main(args: argparse.Namespace) -> None:
             count_overlap=args.overlap,
             again=args.again,
             watcher=watcher,
+            stride=args.stride,
+            split=args.split,
+            data=args.data,
         )
     first = rows[0]
     title = (
@@ -54,6 +68,11 @@ def main(args: argparse.Namespace) -> None:
     )
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
     console.print(results_table(rows, title))
+    if "protocol" in first:
+        from traformer.evaluation.perplexity import position_text, protocol_text
+
+        print(protocol_text(first["protocol"]))
+        print(position_text(rows))
     print(f"written to {args.run}/results.json; a page from it: tra report {args.run}")
 
 

@@ -37,18 +37,32 @@ def evaluate_run(
     count_overlap: bool | None = None,
     again: bool = False,
     watcher: Watcher | None = None,
+    **text_options: Any,
 ) -> list[Row]:
     """Measure a run's model and write results.json after every split, so that an interrupted evaluation goes on.
 
     What was measured before with the same examples is not measured again unless `again` is set. Test examples come
     from the test stream of `seed`, by default the run's own. `count_overlap`: tell how many test examples training has
-    shown; None does so where that is quick.
+    shown; None does so where that is quick. A text run is measured by perplexity; `text_options` (stride, split, data)
+    are for it alone.
     """
     if examples < 1:
         raise InputError(f"examples is {examples}; give a whole number above zero")
     watcher = watcher or Watcher()
     folder = RunFolder.open(path)
     model, task, config, step = load_run(path, device=device, step=step, warn=watcher.say)
+    if config.task == "text":
+        if seed is not None or count_overlap:
+            raise InputError("seed and overlap do not apply to text, which is read as it stands; leave them out")
+        from traformer.evaluation.perplexity import evaluate_text
+
+        return evaluate_text(
+            folder, model, task, config, step, lengths, examples,
+            batch_tokens=batch_tokens, again=again, watcher=watcher, **text_options,
+        )  # fmt: skip
+    for name, value in text_options.items():
+        if value is not None:
+            raise InputError(f"{name} is for text runs; leave it out for {config.task}")
     seed = config.seed if seed is None else seed
     splits = task.test_splits(lengths)
     sizes = batch_sizes(model.config, splits, examples, batch_tokens, next(model.parameters()).device)

@@ -37,11 +37,11 @@ def build_task(name: str, options: Mapping[str, Any]) -> Task:
 
 def build_model_config(config: RunConfig, task: Task) -> TraformerConfig:
     """The preset with the run's attention, the task's vocabulary, and the run's own changes."""
-    from traformer.layers import ATTENTIONS
+    from traformer.layers import attention_names
     from traformer.models import PRESETS, TraformerConfig
 
-    if config.attention not in ATTENTIONS:
-        raise unknown_name("attention", config.attention, ATTENTIONS)
+    if config.attention not in attention_names():
+        raise unknown_name("attention", config.attention, attention_names())
     if config.preset not in PRESETS:
         raise unknown_name("preset", config.preset, PRESETS)
     settings = {

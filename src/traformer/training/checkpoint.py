@@ -96,6 +96,16 @@ def remove_leftovers(folder: Path) -> None:
                 shutil.rmtree(entry)
 
 
+def set_aside_after(folder: Path, step: int) -> None:
+    """Rename what is newer than `step`, and so damaged, to `damaged-...`: rotation must not count it."""
+    for checkpoint in all_checkpoints(folder):
+        if checkpoint.step > step:
+            aside = folder / f"damaged-{checkpoint.path.name}"
+            if aside.exists():
+                shutil.rmtree(aside)
+            os.rename(checkpoint.path, aside)
+
+
 def save(folder: Path, step: int, write_files: Callable[[Path], None], keep: int) -> Checkpoint:
     """Make `step-N` from what `write_files(folder)` writes, then rotate. Whenever this stops, older ones are intact."""
     aside, final = folder / f".writing-step-{step}", folder / f"step-{step}"

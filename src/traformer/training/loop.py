@@ -177,6 +177,8 @@ class _Run:
         warn = lambda text: self.progress.say(f"warning: {text}")  # noqa: E731
         checkpoint = checkpoints.latest_good(self.folder.checkpoints, warn)
         step = checkpoint.step if checkpoint else 0
+        checkpoints.set_aside_after(self.folder.checkpoints, step)
+        checkpoints.rotate(self.folder.checkpoints, self.config.keep)
         if self.folder.metrics_file.exists():
             self.folder.cut_metrics(step)
         if checkpoint:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+
+from traformer.models.loss import linear_cross_entropy
 
 
 def answer_logits(model: Any, input_ids: Tensor, answers: Tensor) -> Tensor:
@@ -14,8 +15,13 @@ def answer_logits(model: Any, input_ids: Tensor, answers: Tensor) -> Tensor:
 
     No mask is given: rows are padded on the right and attention is causal, so no real position sees padding.
     """
+    return model.get_output_embeddings()(answer_states(model, input_ids, answers))  # [N, E] -> [N, V]
+
+
+def answer_states(model: Any, input_ids: Tensor, answers: Tensor) -> Tensor:
+    """The hidden states [N, E] that the N answer tokens are predicted from."""
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state  # [B, T, E]
-    return model.get_output_embeddings()(hidden[:, :-1][answers[:, 1:]])  # [N, E] -> [N, V]
+    return hidden[:, :-1][answers[:, 1:]]
 
 
 class AnswerLoss(nn.Module):
@@ -23,14 +29,12 @@ class AnswerLoss(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
 
     def forward(self, input_ids: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the answer tokens' losses, and how many of them the argmax gets right (both 0-dim)."""
-        logits = answer_logits(self.model, input_ids, answers).float()
-        targets = input_ids[:, 1:][answers[:, 1:]]
-        loss = F.cross_entropy(logits, targets, reduction="sum")
-        return loss, (logits.detach().argmax(-1) == targets).sum()
+        hidden, targets = answer_states(self.model, input_ids, answers), input_ids[:, 1:][answers[:, 1:]]
+        return linear_cross_entropy(hidden, self.model.get_output_embeddings().weight, targets)
 
 
 def step_seed(seed: int, step: int, rank: int = 0) -> int:

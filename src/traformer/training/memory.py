@@ -15,6 +15,7 @@ import psutil
 from traformer.errors import InputError
 
 FLOAT = 4
+LOGITS_AT_ONCE = 3 * FLOAT * (1 << 24)  # see traformer.models.loss
 RESERVE = 0.1  # share of the memory that is left to everything else
 
 
@@ -24,9 +25,10 @@ class MemoryNeed:
 
     fixed: int  # weights, gradients, optimizer
     per_sequence: int  # activations of one sequence of the given length
+    head: int = 0  # logits of one sequence and what is made of them; the loss takes them in chunks
 
     def total(self, batch: int) -> int:
-        return self.fixed + batch * self.per_sequence
+        return self.fixed + batch * self.per_sequence + min(batch * self.head, LOGITS_AT_ONCE)
 
 
 def memory_need(model_config: Any, length: int, *, training: bool, scored: int | None = None) -> MemoryNeed:
@@ -45,11 +47,8 @@ def memory_need(model_config: Any, length: int, *, training: bool, scored: int |
     saved = (13 * width + 5 * hidden) * length
     square = heads * length * length if writes_square(model_config, training) else 0
     head = 3 * (length if scored is None else scored) * vocabulary
-    if training:
-        floats = layers * (saved + 3 * square) + head + 4 * width * length
-    else:
-        floats = saved + 3 * square + head + 4 * width * length
-    return MemoryNeed(fixed, floats * FLOAT)
+    floats = (layers if training else 1) * (saved + 3 * square) + 4 * width * length
+    return MemoryNeed(fixed, floats * FLOAT, head * FLOAT)
 
 
 def writes_square(model_config: Any, training: bool) -> bool:

@@ -1,0 +1,335 @@
+"""Perplexity of a text run by window: how well the next token is told when the context is that long.
+
+A window of T tokens gives every token but its first a probability. Windows stand so that every token of the text but
+the very first is scored exactly once: with the default stride T - 1 they overlap in one token, which is scored by the
+window it ends; with a smaller stride only a window's last `stride` tokens are scored, each with at least T - stride
+tokens of context. Memory does not grow with the text, and with the window only by the trunk's activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from traformer.errors import InputError
+from traformer.evaluation.batches import batch_sizes
+from traformer.evaluation.watcher import Watcher
+from traformer.models.loss import token_losses
+from traformer.tasks.base import Split, length_label
+from traformer.tasks.text import TOKENIZER_FOLDER, Text
+from traformer.training.config import RunConfig
+from traformer.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from traformer.data import TokenizedText
+
+Row = dict[str, Any]
+EXAMPLE_TOKENS = 8192  # of text that one of `--examples` stands for, the same text at every window
+BLOCK = 1024  # tokens of text that are taken together for the interval, since neighbours are not independent
+CONFIDENT = 1.959964  # standard errors of a 95 % interval
+
+
+@dataclass
+class Measured:
+    """Sums over a text at one window."""
+
+    window: int
+    tokens: int
+    position_loss: NDArray[np.float64] = field(init=False)  # [window], by place in the window
+    position_count: NDArray[np.int64] = field(init=False)
+    block_loss: NDArray[np.float64] = field(init=False)  # [blocks], by place in the text
+    block_count: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        blocks = -(-self.tokens // BLOCK)
+        self.position_loss, self.position_count = np.zeros(self.window), np.zeros(self.window, dtype=np.int64)
+        self.block_loss, self.block_count = np.zeros(blocks), np.zeros(blocks, dtype=np.int64)
+
+    def add(self, losses: NDArray[np.float64], in_window: NDArray[np.int64], in_text: NDArray[np.int64]) -> None:
+        self.position_loss += np.bincount(in_window, losses, minlength=self.window)
+        self.position_count += np.bincount(in_window, minlength=self.window)
+        block = in_text // BLOCK
+        self.block_loss += np.bincount(block, losses, minlength=len(self.block_loss))
+        self.block_count += np.bincount(block, minlength=len(self.block_count))
+
+    @property
+    def scored(self) -> int:
+        return int(self.position_count.sum())
+
+    @property
+    def loss(self) -> float:
+        """Mean over scored tokens, in nats."""
+        return float(self.block_loss.sum() / self.block_count.sum())
+
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the mean loss, from how blocks of text differ; the mean itself where there is one block."""
+        used = self.block_count > 0
+        blocks, total = int(used.sum()), self.block_count.sum()
+        if blocks < 2:
+            return self.loss, self.loss
+        rest = self.block_loss[used] - self.loss * self.block_count[used]
+        error = math.sqrt(float((rest**2).sum()) * blocks / (blocks - 1)) / total
+        return self.loss - CONFIDENT * error, self.loss + CONFIDENT * error
+
+    def by_position(self) -> list[list[float]]:
+        """[first place, last place, mean loss] over ranges that double: places 1, 2-3, 4-7, ... of the window."""
+        found = []
+        first = 1
+        while first < self.window:
+            last = min(2 * first, self.window) - 1
+            part = slice(first, last + 1)
+            if count := self.position_count[part].sum():
+                found.append([first, last, float(self.position_loss[part].sum() / count)])
+            first *= 2
+        return found
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens start .. stop - 1 are read, scored from `first` on."""
+
+    start: int
+    stop: int
+    first: int
+
+
+def windows(tokens: int, window: int, stride: int) -> Iterable[Window]:
+    """Windows in which every token but the first is scored once; only the last may be shorter."""
+    scored_to = min(window, tokens)
+    yield Window(0, scored_to, 1)
+    while scored_to < tokens:
+        stop = min(scored_to + stride, tokens)
+        # The last one keeps its full context; where a stride is left, it starts as a full window would.
+        start = max(0, scored_to + stride - window)
+        yield Window(start, stop, scored_to)
+        scored_to = stop
+
+
+@torch.inference_mode()
+def measure_perplexity(
+    model: Any,
+    text: TokenizedText,
+    window: int,
+    stride: int | None = None,
+    tokens: int | None = None,
+    batch_size: int = 1,
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> Measured:
+    """Score the first `tokens` tokens (default all) of a text at one window."""
+    tokens = len(text) if tokens is None else min(tokens, len(text))
+    stride = check_stride(window, stride)
+    device = next(model.parameters()).device
+    weight = model.get_output_embeddings().weight
+    measured = Measured(window, tokens)
+    batch: list[Window] = []
+
+    def run() -> None:
+        ids = torch.from_numpy(np.stack([text.tokens[one.start : one.stop] for one in batch]).astype(np.int64)).to(
+            device
+        )
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # [n, T, E]
+        first = batch[0].first - batch[0].start  # the same in all of them
+        targets = ids[:, first:]  # [n, S]
+        losses = token_losses(hidden[:, first - 1 : -1].flatten(0, 1), weight, targets.flatten())
+        in_window = np.tile(np.arange(first, ids.shape[1]), len(batch))
+        in_text = np.concatenate([np.arange(one.first, one.stop) for one in batch])
+        measured.add(losses.double().cpu().numpy(), in_window, in_text)
+        advance(ids.numel())
+        batch.clear()
+
+    def shape(one: Window) -> tuple[int, int]:
+        return one.stop - one.start, one.first - one.start
+
+    for one in windows(tokens, window, stride):
+        if batch and (len(batch) == batch_size or shape(batch[0]) != shape(one)):
+            run()
+        batch.append(one)
+    run()
+    return measured
+
+
+def check_stride(window: int, stride: int | None) -> int:
+    """The stride, by default the largest: every token is read once."""
+    if stride is None:
+        return window - 1
+    if not 1 <= stride < window:
+        raise InputError(f"stride {stride} must lie between 1 and {window - 1}, one less than the window {window}")
+    return stride
+
+
+def evaluate_text(
+    folder: RunFolder,
+    model: Any,
+    task: Text,
+    config: RunConfig,
+    step: int,
+    lengths: str | Iterable[int | str] | None = None,
+    examples: int = 256,
+    *,
+    stride: int | None = None,
+    split: str | None = None,
+    data: str | None = None,
+    batch_tokens: int | None = None,
+    again: bool = False,
+    watcher: Watcher | None = None,
+) -> list[Row]:
+    """Perplexity of a run at every window, written to results.json after each, so that it can be interrupted."""
+    watcher = watcher or Watcher()
+    task = other_data(task, folder.path, data)
+    check_vocabulary(model, task, folder.path)
+    split = split or default_split(task, data)
+    text = task.open(split)
+    # What is measured in another way has another name, so that it never stands in one line of a plot with the rest.
+    name = " ".join([*([Path(data).name] if data else []), split, *([f"stride {stride}"] if stride else [])])
+    splits = [Split(name, str(high), task.at_length(low, high)) for low, high in wanted_lengths(task, lengths, text)]
+    tokens = min(len(text), examples * EXAMPLE_TOKENS)
+    for one in splits:
+        one.task.check_window(text, split)  # type: ignore[attr-defined]
+        check_stride(one.size, stride)
+    sizes = batch_sizes(model.config, splits, examples, batch_tokens, next(model.parameters()).device)
+    stored = folder.read_results()
+    wanted: list[Row] = []
+    reads = {
+        one: sum(w.stop - w.start for w in windows(tokens, one.size, check_stride(one.size, stride))) for one in splits
+    }
+    watcher.start(sum(reads.values()))
+    for one in splits:
+        protocol = describe(task, text, split, one.size, check_stride(one.size, stride), tokens)
+        found = [row for row in stored if is_of(row, one, step, protocol) and row["examples"] == examples]
+        if found and not again:
+            wanted += found
+            watcher.advance(one, reads[one])
+            continue
+        measured = measure_perplexity(model, text, one.size, stride, tokens, sizes[one], partial(watcher.advance, one))
+        rows = list(result_rows(measured, text, config, one, examples, step, task.length, protocol))
+        stored = [row for row in stored if not is_of(row, one, step, protocol)] + rows
+        wanted += rows
+        folder.write_results(stored)
+    return wanted
+
+
+def other_data(task: Text, run: Path, data: str | None) -> Text:
+    """The run's task, or the same on another text with the run's own tokenizer."""
+    if data is None:
+        return task
+    return Text(data=(data,), tokenizer=str(run / TOKENIZER_FOLDER), length=task.length, separator=task.separator)
+
+
+def default_split(task: Text, data: str | None) -> str:
+    """The validation split; all of another text that has none of its own."""
+    return (
+        "all"
+        if data is not None and (task.corpus.holds_out or "validation" not in task.corpus.sources)
+        else "validation"
+    )
+
+
+def wanted_lengths(task: Text, lengths: str | Iterable[int | str] | None, text: TokenizedText) -> list[tuple[int, int]]:
+    """Those asked for; else the task's own, as far as the text reaches."""
+    if lengths is None:
+        return [pair for pair in task.default_test_lengths() if pair[1] <= len(text)] or [(task.length, task.length)]
+    from traformer.tasks import parse_lengths
+
+    return parse_lengths(lengths)
+
+
+def check_vocabulary(model: Any, task: Text, run: Path) -> None:
+    if model.config.vocab_size != task.vocab_size:
+        raise InputError(
+            f"the tokenizer {task.text_tokenizer.label!r} has {task.vocab_size:,} entries, but the checkpoint in {run} "
+            f"was trained with {model.config.vocab_size:,}; evaluate with the tokenizer it was trained with"
+        )
+
+
+def describe(task: Text, text: TokenizedText, split: str, window: int, stride: int, tokens: int) -> dict[str, Any]:
+    """All that a perplexity depends on beside the model."""
+    counts = text.counts
+    return {
+        "data": task.corpus.name,
+        "split": task.corpus.describe(split),
+        "tokenizer": task.text_tokenizer.label,
+        "vocabulary": task.vocab_size,
+        "window": window,
+        "stride": stride,
+        "tokens_read_of_text": tokens,
+        "tokens_in_text": counts.tokens,
+        "words_in_text": counts.words,
+        "line_ends_in_text": counts.line_ends,
+        "bytes_in_text": counts.bytes,
+        "bos": f"id {task.text_tokenizer.end_id} before every document" if task.separator else "none",
+        "documents": f"{len(text.documents)}, windows run across their ends",
+        "word_normaliser": "words set apart by white space, and line ends",
+    }
+
+
+def protocol_text(protocol: dict[str, Any]) -> str:
+    """The protocol in one line; window and stride stand in the table."""
+    read, whole = protocol["tokens_read_of_text"], protocol["tokens_in_text"]
+    return (
+        f"protocol: {protocol['data']}, split {protocol['split']}, {read:,} of {whole:,} tokens; tokenizer "
+        f"{protocol['tokenizer']} ({protocol['vocabulary']:,} entries); all tokens but the first scored once; BOS "
+        f"{protocol['bos']}; documents: {protocol['documents']}; per word: {protocol['words_in_text']:,} words + "
+        f"{protocol['line_ends_in_text']:,} line ends; per byte: {protocol['bytes_in_text']:,} bytes"
+    )
+
+
+def position_text(rows: Iterable[Row]) -> str:
+    """Loss by place in the longest window, in one line."""
+    longest = max((row for row in rows if "loss_by_position" in row), key=lambda row: row["length"])
+    parts = [f"{length_label(first, last)}: {loss:.3f}" for first, last, loss in longest["loss_by_position"]]
+    return f"loss in nats by place in the window of {longest['length']:,}: " + ", ".join(parts)
+
+
+def result_rows(
+    measured: Measured, text: TokenizedText, config: RunConfig, split: Split, examples: int, step: int,
+    train_length: int, protocol: dict[str, Any],
+) -> Iterable[Row]:  # fmt: skip
+    """Perplexity per token and per word, and bits per byte, with 95 % intervals."""
+    counts = text.counts
+    per_word = counts.tokens / (counts.words + counts.line_ends)
+    per_byte = counts.tokens / counts.bytes / math.log(2)
+    scales: dict[str, Callable[[float], float]] = {
+        "perplexity": safe_exp,
+        "word_perplexity": lambda loss: safe_exp(loss * per_word),
+        "bits_per_byte": lambda loss: loss * per_byte,
+    }
+    low, high = measured.interval()
+    for metric, scale in scales.items():
+        row = {
+            "task": config.task,
+            "split": split.name,
+            "length": split.size,
+            "metric": metric,
+            "value": scale(measured.loss),
+            "low": scale(low),
+            "high": scale(high),
+            "examples": examples,
+            "counted": measured.scored,
+            "seed": config.seed,
+            "attention": config.attention,
+            "step": step,
+            "train_length": train_length,
+            "protocol": protocol,
+        }
+        yield {**row, "loss_by_position": measured.by_position()} if metric == "perplexity" else row
+
+
+def safe_exp(value: float) -> float:
+    """e to the value, capped where it would leave the floating-point numbers."""
+    return math.exp(min(value, 700.0))
+
+
+def is_of(row: Row, split: Split, step: int, protocol: dict[str, Any]) -> bool:
+    """Whether a stored row is of this split, window, step and way of measuring."""
+    same = (row["split"], row["length"], row["step"]) == (split.name, split.size, step)
+    mine = {key: value for key, value in protocol.items() if key != "tokens_read_of_text"}
+    theirs = {key: value for key, value in row.get("protocol", {}).items() if key != "tokens_read_of_text"}
+    return same and mine == theirs
