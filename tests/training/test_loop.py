@@ -90,9 +90,11 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capfd)
     train(config, tmp_path / "broken", quiet=True)
     file = tmp_path / "broken" / "checkpoints" / "step-12" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-3])
-    train(config, tmp_path / "broken", resume=True)
+    train(config.replace(keep=1), tmp_path / "broken", resume=True)
     assert "step-12 is damaged (model.safetensors has" in capfd.readouterr().err
     assert_same_run(tmp_path / "whole", tmp_path / "broken", 12)
+    left = sorted(entry.name for entry in (tmp_path / "broken" / "checkpoints").iterdir())
+    assert left == ["damaged-step-12", "step-12"]
 
 
 def test_a_folder_that_exists_is_refused(tmp_path):

@@ -43,6 +43,7 @@ td.share{background:linear-gradient(var(--bar),var(--bar)) no-repeat 0 0/var(--s
 border-left:8px solid transparent;min-width:150px}
 small{color:var(--soft)}
 pre{background:var(--wash);border:1px solid var(--rule);border-radius:6px;padding:10px 12px;margin:4px 0 0;
-overflow-x:auto;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;overflow-wrap:anywhere}
+overflow-x:auto;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;
+overflow-wrap:anywhere}
 @media print{.plot,pre{break-inside:avoid}}
 """
