@@ -11,12 +11,13 @@ __version__ = "0.1.0"
 _LAZY = {
     "TraformerConfig": "traformer.models",
     "TraformerForCausalLM": "traformer.models",
+    "convert": "traformer.models",
 }
 
 __all__ = ["__version__", *_LAZY]
 
 if TYPE_CHECKING:
-    from traformer.models import TraformerConfig, TraformerForCausalLM  # noqa: F401
+    from traformer.models import TraformerConfig, TraformerForCausalLM, convert  # noqa: F401
 
 
 def __getattr__(name: str) -> Any:

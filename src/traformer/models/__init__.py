@@ -8,6 +8,7 @@ from traformer.models.authors import convert_authors_state_dict
 from traformer.models.cache import TraformerCache
 from traformer.models.causal_lm import TraformerForCausalLM
 from traformer.models.config import PRESETS, TraformerConfig
+from traformer.models.convert import convert
 from traformer.models.decoder import TraformerModel
 
 AutoConfig.register(TraformerConfig.model_type, TraformerConfig, exist_ok=True)
@@ -20,5 +21,6 @@ __all__ = [
     "TraformerConfig",
     "TraformerForCausalLM",
     "TraformerModel",
+    "convert",
     "convert_authors_state_dict",
 ]

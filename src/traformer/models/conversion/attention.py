@@ -1,0 +1,100 @@
+"""An attention layer of ours with the projections of another model's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNorm, rms_norm
+from traformer.ops.alibi import alibi_slopes
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+GATES = ("decay_proj", "forget_proj")  # Linears whose logsigmoid is a decay in the log domain, one output a head
+
+
+class ConvertedAttention(AttentionLayer):
+    """Mixed in before a layer of ours: another model's biases, query and key norms, scale and residual dropout."""
+
+    q_norm: nn.Module | None
+    k_norm: nn.Module | None
+    resid_dropout: nn.Module | None
+
+    def take_over(self, source: nn.Module, config: Any) -> None:
+        """Modules of the shape that the source's weights have; the weights themselves come with a state dict."""
+        width, heads = self.head_dim, self.num_heads
+        if hasattr(source, "c_attn"):  # GPT-2: one fused projection, weights the other way round
+            for name in PROJECTIONS:
+                setattr(self, name, nn.Linear(config.hidden_size, heads * width, bias=True))
+        else:
+            for name in PROJECTIONS:
+                setattr(self, name, getattr(source, name))
+        # Our QK-norm takes the place of the model's own; without it that one stays, learned scale and all.
+        self.q_norm = None if self.qk_norm else getattr(source, "q_norm", None)
+        self.k_norm = None if self.qk_norm else getattr(source, "k_norm", None)
+        self.resid_dropout = getattr(source, "resid_dropout", None)
+        if not self.qk_norm:
+            self.scale = float(source.scaling)  # type: ignore[arg-type]
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, _ = hidden_states.shape
+        q = self.q_proj(hidden_states).view(batch, length, self.num_heads, self.head_dim)
+        k = self.k_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
+        v = self.v_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
+        if self.qk_norm:
+            q, k = rms_norm(q), rms_norm(k)
+        elif self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+    def forward(  # type: ignore[override]
+        self,
+        hidden_states: Tensor,
+        context: AttentionContext,
+        collected: dict[int, Tensor | None] | None = None,
+        **others: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As every layer of ours; `others` is what a block of the source passes for its own attention."""
+        out, weights = super().forward(hidden_states, context)
+        if collected is not None:
+            collected[self.layer_idx] = weights
+        return out if self.resid_dropout is None else self.resid_dropout(out), weights
+
+    def added_modules(self) -> list[tuple[str, nn.Module]]:
+        """What the method has and the source had not."""
+        theirs = (*PROJECTIONS, "q_norm", "k_norm", "resid_dropout")
+        return [(name, module) for name, module in self.named_children() if name not in theirs]
+
+    @torch.no_grad()
+    def start_added(self) -> None:
+        """Initialise what the source had not; transformers' init functions leave alone what was loaded."""
+        for name, module in self.added_modules():
+            if name in GATES:
+                # A decay of its own for each head (ALiBi's slopes, down to 1/256 a key), the same for all tokens until
+                # training makes it depend on them: some heads look near, some far, none is shut.
+                slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=torch.float64)
+                init.zeros_(module.weight)  # type: ignore[arg-type]
+                init.copy_(module.bias, -slopes.expm1().log())  # type: ignore[arg-type]  # logsigmoid of it: -slope
+            elif isinstance(module, nn.Linear):
+                init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+                if module.bias is not None:
+                    bound = 1.0 / math.sqrt(module.in_features)
+                    init.uniform_(module.bias, -bound, bound)
+            elif isinstance(module, RMSNorm):
+                init.ones_(module.weight)
+            elif isinstance(module, nn.Embedding):
+                init.zeros_(module.weight)  # learned positions: none until training makes some
+        self.reset_own_parameters()
+
+
+def _converted_layer(layer: type[AttentionLayer]) -> type[ConvertedAttention]:
+    made = type(f"Converted{layer.__name__}", (ConvertedAttention, layer), {"__module__": __name__})
+    globals()[made.__name__] = made  # so that models can be pickled
+    return made
+
+
+# The layer class of each method that takes over another model's projections.
+CONVERTED_ATTENTIONS = {name: _converted_layer(layer) for name, layer in ATTENTIONS.items() if layer.has_weights}
