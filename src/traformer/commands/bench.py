@@ -9,7 +9,7 @@ BENCHMARKS = {
     "tasks": "tokens a second that the task generators make",
     "attention": "time and memory of the attention kernels by length",
     "decode": "time a token when decoding with a cache",
-    "train": "training steps a second",
+    "train": "time and memory of a training step, over RoPE's",
 }
 
 
