@@ -10,3 +10,11 @@ from traformer.layers import ATTENTIONS
 @pytest.fixture(params=sorted(ATTENTIONS))
 def attention(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+@pytest.fixture(
+    params=[x if x in ("tra", "rope") else pytest.param(x, marks=pytest.mark.slow) for x in sorted(ATTENTIONS)]
+)
+def compiled_attention(request: pytest.FixtureRequest) -> str:
+    """For tests that trace the model, which takes seconds: those of the peers are left to the slow tests."""
+    return request.param

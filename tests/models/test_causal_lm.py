@@ -90,9 +90,10 @@ def test_each_dropout_acts(attention, part):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_one_graph_under_compile(attention, training):
+def test_one_graph_under_compile(compiled_attention, training):
     torch._dynamo.reset()
-    model, x = small_model(attention, attention_dropout=0.1 if training else 0.0), tokens()
+    dropout_p = 0.1 if training else 0.0
+    model, x = small_model(compiled_attention, num_hidden_layers=1, attention_dropout=dropout_p), tokens()
     model.train(training)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.manual_seed(0)

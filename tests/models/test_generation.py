@@ -231,16 +231,16 @@ def test_inference_mode_cache_can_be_used_outside(attention):
 def test_bad_prompts():
     model = small_model()
     cases = [
-        (dict(inputs=torch.zeros(1, 0, dtype=torch.long)), "the prompt is empty"),
-        (dict(), "the prompt is empty"),
-        (dict(inputs=torch.tensor([[1, 99]])), "the id 99, but the vocabulary has ids 0 to 22"),
-        (dict(inputs=[[1, 2], [3]]), "different lengths and no mask"),
-        (dict(inputs=[[1, 2], [3, 4]]), "must be a tensor"),
+        ({"inputs": torch.zeros(1, 0, dtype=torch.long)}, "the prompt is empty"),
+        ({}, "the prompt is empty"),
+        ({"inputs": torch.tensor([[1, 99]])}, "the id 99, but the vocabulary has ids 0 to 22"),
+        ({"inputs": [[1, 2], [3]]}, "different lengths and no mask"),
+        ({"inputs": [[1, 2], [3, 4]]}, "must be a tensor"),
         (
-            dict(inputs=torch.ones(2, 3, dtype=torch.long), attention_mask=torch.tensor([[1, 1, 1], [1, 1, 0]])),
+            {"inputs": torch.ones(2, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]])},
             "ends in padding in row 1",
         ),
-        (dict(inputs=torch.ones(1, 3, dtype=torch.long), max_new_tokens=10**12), "GiB of cache"),
+        ({"inputs": torch.ones(1, 3, dtype=torch.long), "max_new_tokens": 10**12}, "GiB of cache"),
     ]
     for kwargs, sentence in cases:
         with pytest.raises(InputError, match=sentence) as error:

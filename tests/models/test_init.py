@@ -60,7 +60,7 @@ def test_loading_initialises_only_what_is_missing(tmp_path):
             parameter.fill_(7.0)
     state = {name: x for name, x in model.state_dict().items() if "decay_proj" not in name}
     model.save_pretrained(tmp_path, state_dict=state)
-    loaded = TraformerForCausalLM.from_pretrained(tmp_path)
+    loaded = TraformerForCausalLM.from_pretrained(tmp_path, strict=False)
     for name, parameter in loaded.named_parameters():
         if "decay_proj" in name:
             assert parameter.abs().max() <= 1 / math.sqrt(128) and parameter.std() > 0, name

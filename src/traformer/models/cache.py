@@ -16,7 +16,7 @@ from traformer.models.config import TraformerConfig
 
 
 class GrowingLayer(DynamicLayer):
-    """One layer's keys and values [B, H, length, D] in buffers with room to spare: a new token is written, not appended.
+    """One layer's keys and values [B, H, length, D] in buffers with room to spare, where new tokens are written.
 
     The stock layer copies everything at every token; here a token costs O(1) on average.
     """
@@ -52,7 +52,7 @@ class GrowingLayer(DynamicLayer):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
-        self._buffers = tuple(x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (key_states, value_states))
+        self._buffers = (_empty_like(key_states), _empty_like(value_states))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -127,6 +127,11 @@ class GrowingLayer(DynamicLayer):
             self._buffers = (change(self._buffers[0]), change(self._buffers[1]))
 
 
+def _empty_like(x: Tensor) -> Tensor:
+    """[B, H, 0, D], holding no memory of x."""
+    return x.new_empty(x.shape[0], x.shape[1], 0, x.shape[3])
+
+
 class TraformerCache(DynamicCache):
     """What a Traformer model remembers of the tokens it has read: one GrowingLayer a block.
 
@@ -134,12 +139,15 @@ class TraformerCache(DynamicCache):
     piece of a cache means the same wherever it stands, so caches of separate texts can be joined and read together.
     """
 
+    layers: list[Any]  # of GrowingLayer
+
     def __init__(self, config: TraformerConfig) -> None:
         self.config = config
         Cache.__init__(self, layers=[GrowingLayer() for _ in range(config.num_hidden_layers)])
 
     @property
     def keys_carry_position(self) -> bool:
+        """Whether a key depends on where its token stood."""
         return ATTENTIONS[self.config.attention].keys_carry_position
 
     def cut(self, start: int, end: int | None = None) -> TraformerCache:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import Cache, GenerationConfig, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from traformer.models.config import TraformerConfig
 from traformer.models.checks import check_memory, check_prompt
+from traformer.models.config import TraformerConfig
 from traformer.models.decoder import TraformerModel, TraformerPreTrainedModel
 
 
@@ -84,7 +84,7 @@ class TraformerForCausalLM(TraformerPreTrainedModel, GenerationMixin):
         prompt = kwargs.get("input_ids") if inputs is None else inputs
         if kwargs.get("inputs_embeds") is None:
             check_prompt(prompt, kwargs.get("attention_mask"), self.config.vocab_size)
-        return super().generate(inputs, *args, **kwargs)
+        return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
 
     def _prepare_cache_for_generation(
         self,
@@ -93,7 +93,7 @@ class TraformerForCausalLM(TraformerPreTrainedModel, GenerationMixin):
         generation_mode: Any,
         batch_size: int,
         max_cache_length: int,
-    ) -> None:
+    ) -> Any:
         """Where generate would make a stock dynamic cache, ours; and a word before memory runs out, not after."""
         if generation_config.use_cache:
             rows = batch_size * max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
@@ -101,8 +101,8 @@ class TraformerForCausalLM(TraformerPreTrainedModel, GenerationMixin):
             stock = generation_config.cache_implementation in (None, "dynamic")
             if stock and model_kwargs.get("past_key_values") is None:
                 model_kwargs["past_key_values"] = self.model.new_cache()
-                return
-        super()._prepare_cache_for_generation(
+                return None
+        return super()._prepare_cache_for_generation(  # type: ignore[misc]
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )
 
@@ -110,7 +110,7 @@ class TraformerForCausalLM(TraformerPreTrainedModel, GenerationMixin):
     def create_masks_for_generate(
         attention_mask: Tensor | None = None, past_key_values: Cache | None = None, **kwargs: Any
     ) -> Tensor | None:
-        """Called by generate for caches that can be compiled: the 2-D mask at the cache's full length, one shape for all."""
+        """Called by generate for caches that can be compiled: the 2-D mask at the cache's length, a fixed shape."""
         if attention_mask is None or past_key_values is None:
             return attention_mask
         return F.pad(attention_mask, (0, past_key_values.get_max_length() - attention_mask.shape[1]))

@@ -68,3 +68,15 @@ def check_memory(config: TraformerConfig, rows: int, length: int, dtype: torch.d
             f"a context of {length} tokens for {rows} sequence(s) needs {needed / 2**30:.1f} GiB of cache, but "
             f"{free / 2**30:.1f} GiB are free; use a shorter context or fewer sequences"
         )
+
+
+def check_loaded(info: Any, path: Any, attention: str) -> None:
+    """Raise InputError where a checkpoint's weights are not those of the model they were loaded into."""
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if not missing and not unexpected:
+        return
+    what = f"lacks {missing[0]!r}" if missing else f"holds {unexpected[0]!r}, which the model lacks"
+    raise InputError(
+        f"the checkpoint {str(path)!r} {what}: it was not saved by a model with attention {attention!r} and this "
+        "configuration; load it with the configuration it was saved with, or pass strict=False"
+    )

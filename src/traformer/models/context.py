@@ -113,7 +113,7 @@ def _packing(
     length: int,
     device: torch.device,
 ) -> Tensor | None:
-    """Where packed sequences start and end, from cu_seqlens or from position ids that start over between real tokens."""
+    """Where packed sequences start and end, from cu_seqlens or from position ids that start over."""
     if cu_seqlens is not None:
         return _check_cu_seqlens(cu_seqlens, batch, length, device)
     if position_ids is None or length < 2:

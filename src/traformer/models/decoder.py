@@ -17,7 +17,8 @@ from transformers.utils import logging
 from traformer.errors import InputError
 from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNorm
 from traformer.models.cache import TraformerCache
-from traformer.models.checks import check_ids
+from traformer.models.card import write_model_card
+from traformer.models.checks import check_ids, check_loaded
 from traformer.models.config import TraformerConfig
 from traformer.models.context import make_context
 
@@ -63,12 +64,31 @@ class DecoderBlock(GradientCheckpointingLayer):
 class TraformerPreTrainedModel(PreTrainedModel):
     """Initialisation and what transformers needs to know about our models."""
 
+    config: TraformerConfig
     config_class = TraformerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["DecoderBlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _can_compile_fullgraph = True
+
+    @classmethod
+    def from_pretrained(cls, path: Any, *args: Any, strict: bool = True, **kwargs: Any) -> Any:
+        """transformers' from_pretrained; with strict, weights that do not fit the configuration are an error.
+
+        strict=False starts what the checkpoint lacks afresh and leaves out what the model lacks.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(path, *args, output_loading_info=True, **kwargs)
+        if strict:
+            check_loaded(info, path, model.config.attention)
+        return (model, info) if wants_info else model
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """transformers' save_pretrained, and a model card where the folder has none."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            write_model_card(self, save_directory)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -86,7 +106,9 @@ class TraformerPreTrainedModel(PreTrainedModel):
                 init.normal_(module.weight, std=self.config.initializer_range)
             else:  # torch's own default, bias included
                 init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-                if module.bias is not None:
+                if hasattr(module, "bias_start"):  # its layer wants it so
+                    init.constant_(module.bias, module.bias_start)
+                elif module.bias is not None:
                     bound = 1.0 / math.sqrt(module.in_features)
                     init.uniform_(module.bias, -bound, bound)
         elif isinstance(module, RMSNorm):
