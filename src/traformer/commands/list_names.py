@@ -30,9 +30,10 @@ def _entries(kind: str) -> dict[str, str]:
 
         return {name: _first_line(task) for name, task in TASKS.items()}
     if kind == "attentions":
-        from traformer.layers import ATTENTIONS
+        from traformer.layers import ATTENTIONS, NAMED
 
-        return {name: _first_line(layer) for name, layer in ATTENTIONS.items()}
+        named = {name: configuration.summary for name, configuration in NAMED.items()}
+        return {name: _first_line(layer) for name, layer in ATTENTIONS.items()} | named
     if kind == "presets":
         from traformer.models import PRESETS
 

@@ -11,6 +11,7 @@ from traformer.layers.differential import DifferentialAttention
 from traformer.layers.fire import FireAttention
 from traformer.layers.forgetting import ForgettingAttention
 from traformer.layers.lstm import LSTMLayer
+from traformer.layers.named import NAMED
 from traformer.layers.nope import NoPositionAttention
 from traformer.layers.norms import RMSNorm, rms_norm
 from traformer.layers.rope import RotaryAttention
@@ -19,6 +20,7 @@ from traformer.layers.ssmax import ScalableSoftmaxAttention
 from traformer.layers.stick_breaking import StickBreakingAttention
 from traformer.layers.t5 import T5BiasAttention
 from traformer.layers.threshold_relative import ThresholdRelativeAttention
+from traformer.layers.threshold_variants import ThresholdVariantAttention
 
 # A new method: one line here, and the shared tests pick it up.
 ATTENTIONS: dict[str, type[AttentionLayer]] = {
@@ -40,15 +42,24 @@ ATTENTIONS: dict[str, type[AttentionLayer]] = {
         AdaptiveEntmaxAttention,
         DifferentialAttention,
         LSTMLayer,
+        ThresholdVariantAttention,
     )
 }
 
+
+def attention_names() -> list[str]:
+    """Every name that a config's `attention` may be: the methods, then the named configurations."""
+    return [*ATTENTIONS, *NAMED]
+
+
 __all__ = [
     "ATTENTIONS",
+    "NAMED",
     "AttentionContext",
     "AttentionLayer",
     "RMSNorm",
     "RotaryAttention",
     "ThresholdRelativeAttention",
+    "attention_names",
     "rms_norm",
 ]

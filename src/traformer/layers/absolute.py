@@ -48,13 +48,14 @@ class _AbsoluteAttention(SoftmaxAttentionLayer):
 class SinusoidalAttention(_AbsoluteAttention):
     """Softmax attention with sinusoidal absolute positions added to the token embeddings.
 
-    Source: Vaswani et al. 2017, base 10,000, no parameters. Choice: there the token embeddings are multiplied by sqrt(width) so
-    that positions do not drown them; here embeddings start uniform in +-embedding_range, so instead the sinusoids are
-    multiplied by a constant that gives them the embeddings' root mean square at the start (sinusoids have 1/sqrt(2)).
+    Source: Vaswani et al. 2017, base 10,000, no parameters. Choice: there the token embeddings are multiplied by
+    sqrt(width) so that positions do not drown them; here embeddings start uniform in +-embedding_range, so instead
+    the sinusoids are multiplied by a constant that gives them the embeddings' root mean square at the start
+    (sinusoids have 1/sqrt(2)).
 
-    Option random_offset: in training a sequence starts at a position drawn from 0 .. random_offset, so that a model sees
-    positions beyond its training length (as in Kiyono et al. 2021, SHAPE, and later work on length generalisation);
-    in evaluation it starts at 0. 0 switches it off.
+    Option random_offset: in training a sequence starts at a position drawn from 0 .. random_offset, so that a model
+    sees positions beyond its training length (as in Kiyono et al. 2021, SHAPE, and later work on length
+    generalisation); in evaluation it starts at 0. 0 switches it off.
     """
 
     name = "sinusoidal"
@@ -71,8 +72,8 @@ class LearnedPositionAttention(_AbsoluteAttention):
     """Softmax attention with a learned vector for each absolute position added to the token embeddings.
 
     Source: Gehring et al. 2017 and GPT. The table (max_positions x width, in the first layer) starts like the token
-    embeddings, uniform in +-embedding_range; rows that training never reached stay as they started, which is why it fails beyond
-    the training length. A longer input than the table is an error.
+    embeddings, uniform in +-embedding_range; rows that training never reached stay as they started, which is why it
+    fails beyond the training length. A longer input than the table is an error.
 
     Options: max_positions, rows of the table; random_offset, as in SinusoidalAttention.
     """

@@ -15,8 +15,9 @@ from traformer.ops.alibi import alibi_slopes
 class AlibiAttention(SoftmaxAttentionLayer):
     """Softmax attention with a penalty proportional to distance, one fixed slope a head.
 
-    Source: Press, Smith, Lewis 2022, "Train Short, Test Long": logit_ij = s_ij - m_h (i - j), slopes m_h = 2^(-8h/n), for a number
-    of heads that is not a power of two interleaved as in the authors' code. No parameters, no other position embedding.
+    Source: Press, Smith, Lewis 2022, "Train Short, Test Long": logit_ij = s_ij - m_h (i - j), slopes m_h = 2^(-8h/n),
+    for a number of heads that is not a power of two interleaved as in the authors' code. No parameters, no other
+    position embedding.
     Path: the part m_h * j is a channel of the key (the part m_h * i is constant within a row), so torch's fused causal
     kernel runs without a bias matrix.
     """

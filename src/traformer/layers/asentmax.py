@@ -17,11 +17,12 @@ from traformer.ops.entmax import entmax_attention
 class AdaptiveEntmaxAttention(EagerAttentionLayer):
     """1.5-entmax with a learned, length-dependent sharpness; ALiBi in half of the heads, no position in the others.
 
-    Source: Vasylenko et al. 2026, "Long-Context Generalization with Sparse Attention", and the authors' code. Weights are the 1.5-entmax
-    of the logits, so keys far below the best get exactly 0. NAPE: the first half of the heads has ALiBi with slopes 1, 1/2, 1/3, ...,
-    the others have no position; on these the scores are multiplied by delta + beta (log n)^gamma with beta = softplus(w_b . x),
-    gamma = gamma_range * tanh(w_g . x) from the query's token (two Linears without bias, torch's default init), delta = 1, and n = the
-    query's position + 2 (their code's offset, which keeps log n above 0).
+    Source: Vasylenko et al. 2026, "Long-Context Generalization with Sparse Attention", and the authors' code. Weights
+    are the 1.5-entmax of the logits, so keys far below the best get exactly 0. NAPE: the first half of the heads has
+    ALiBi with slopes 1, 1/2, 1/3, ..., the others have no position; on these the scores are multiplied by delta +
+    beta (log n)^gamma with beta = softplus(w_b . x), gamma = gamma_range * tanh(w_g . x) from the query's token (two
+    Linears without bias, torch's default init), delta = 1, and n = the query's position + 2 (their code's offset,
+    which keeps log n above 0).
     Path: eager torch, Newton's method for the threshold and its closed-form backward, in blocks of queries.
 
     Option gamma_range: 2, the authors' default.

@@ -145,7 +145,7 @@ class AttentionLayer(nn.Module):
         return x
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
-        """What a new key carries beside k and v: [B, Hkv, T, S], cached with it, or None. `attend` gets it for all keys."""
+        """What a new key carries beside k and v, [B, Hkv, T, S] or None: cached with it; `attend` gets that of all keys."""
         return None
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:

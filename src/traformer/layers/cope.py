@@ -16,10 +16,11 @@ from traformer.ops.cope import cope_attention
 class ContextualPositionAttention(EagerAttentionLayer):
     """Softmax attention whose positions count gated keys: contextual position encoding.
 
-    Source: Golovneva et al. 2024, "Contextual Position Encoding": gate_ij = sigmoid(s_ij), p_ij = the sum of the gates of keys
-    j .. i, at most npos_max - 1, logit_ij = s_ij + q_i . e[p_ij], interpolated linearly between whole positions. The table e
-    (npos_max x head size) is shared by the heads, one a layer, starts at 0 (the authors' code), and meets the query without the
-    factor 1/sqrt(d), as there. The gates use the scaled scores. No other position embedding.
+    Source: Golovneva et al. 2024, "Contextual Position Encoding": gate_ij = sigmoid(s_ij), p_ij = the sum of the
+    gates of keys j .. i, at most npos_max - 1, logit_ij = s_ij + q_i . e[p_ij], interpolated linearly between whole
+    positions. The table e (npos_max x head size) is shared by the heads, one a layer, starts at 0 (the authors'
+    code), and meets the query without the factor 1/sqrt(d), as there. The gates use the scaled scores. No other
+    position embedding.
     Path: eager torch, in blocks of queries that are computed again in the backward.
 
     Option npos_max: rows of the table, 64 in the paper's experiments on flip-flop.

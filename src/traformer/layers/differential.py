@@ -19,11 +19,12 @@ from traformer.ops.differential import difference_factor, start_of_factor
 class DifferentialAttention(SoftmaxAttentionLayer):
     """The difference of two softmax attentions over the two halves of each head's channels, with RoPE.
 
-    Source: Ye et al. 2025, "Differential Transformer", and the authors' code: out = (softmax(q1.k1) - lambda softmax(q2.k2)) v, then an RMS
-    norm over each head (eps 1e-5, a learned scale shared by the heads) times (1 - lambda_init); lambda = exp(a1.b1) - exp(a2.b2) + lambda_init with
-    four learned vectors a layer (normal, std 0.1) and lambda_init = 0.8 - 0.6 exp(-0.3 layer), layers from 0. A head of ours
-    (D channels of value) is one of theirs: q1, q2, k1, k2 have D/2 channels, so sizes and parameters equal those of the other methods. RoPE
-    turns each half, as in the paper (theta 500,000). QK-norm, which the paper does not use, norms a head's two halves together.
+    Source: Ye et al. 2025, "Differential Transformer", and the authors' code: out = (softmax(q1.k1) - lambda
+    softmax(q2.k2)) v, then an RMS norm over each head (eps 1e-5, a learned scale shared by the heads) times (1 -
+    lambda_init); lambda = exp(a1.b1) - exp(a2.b2) + lambda_init with four learned vectors a layer (normal, std 0.1)
+    and lambda_init = 0.8 - 0.6 exp(-0.3 layer), layers from 0. A head of ours (D channels of value) is one of theirs:
+    q1, q2, k1, k2 have D/2 channels, so sizes and parameters equal those of the other methods. RoPE turns each half,
+    as in the paper (theta 500,000). QK-norm, which the paper does not use, norms a head's two halves together.
     Path: two calls of torch's fused attention, halves filled up with zeros to the width of the values.
 
     Options: position ("rope" or "none"), theta.

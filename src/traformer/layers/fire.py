@@ -17,16 +17,17 @@ from traformer.ops.fire import fire_inputs
 class FireAttention(SoftmaxAttentionLayer):
     """Softmax attention with a learned function of relative distance that interpolates between lengths: FIRE.
 
-    Source: Li et al. 2024, "Functional Interpolation for Relative Positions": bias_h(i, j) = f_h(log(c(i-j)+1) / log(c max(i, L)+1)), f an
-    MLP with one hidden layer of 32 (ReLU) and an output for each head; c starts at 0.1 and L at init_length, both learned; positions
-    count from 0. One function a layer (the paper's default, not the variant that shares one). torch's default init for the MLP, whose
-    last Linear has no bias: the softmax would take it away.
+    Source: Li et al. 2024, "Functional Interpolation for Relative Positions": bias_h(i, j) = f_h(log(c(i-j)+1) /
+    log(c max(i, L)+1)), f an MLP with one hidden layer of 32 (ReLU) and an output for each head; c starts at 0.1 and
+    L at init_length, both learned; positions count from 0. One function a layer (the paper's default, not the variant
+    that shares one). torch's default init for the MLP, whose last Linear has no bias: the softmax would take it away.
     Path: torch's attention with the bias as a float mask.
 
     Options: hidden, width of the MLP; init_length, where L starts (512 in the paper's appendix).
     """
 
     name = "fire"
+    quadratic_memory = True  # the bias
     options = {"hidden": 32, "init_length": 512.0}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:

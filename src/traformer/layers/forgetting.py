@@ -20,7 +20,7 @@ _WORTHWHILE = 0.3
 
 
 def log_forget_gates(gate: Tensor, context: AttentionContext, num_key_heads: int) -> Tensor:
-    """Gate logits [B, T, Hq] -> log forget gates as the state of the keys, [B, Hkv, T, Hq / Hkv]; 0 at padded places."""
+    """Gate logits [B, T, Hq] -> log forget gates as the keys' state, [B, Hkv, T, Hq / Hkv]; 0 at padded places."""
     batch, length, heads = gate.shape
     log_forget = F.logsigmoid(gate if gate.dtype == torch.float64 else gate.float())
     real = context.new_token_mask(length)
@@ -38,15 +38,15 @@ def cumulative_gates(state: Tensor) -> Tensor:
 class ForgettingAttention(SoftmaxAttentionLayer):
     """Softmax attention with a forget gate: the bias sums the log gates of every token between query and key.
 
-    Source: Lin et al. 2025, "Forgetting Transformer": f_t = sigmoid(w_h . x_t + b_h), one gate a head, logit_ij = s_ij + sum over
-    l = j+1 .. i of log f_l. Adds a Linear(width, heads) with bias, torch's default init; no other position embedding, which is the
-    paper's own choice. The "Pro" block's additions (output gate and norm, key/value shift) are not part of the mechanism and
-    are left out. The log gates are cached beside the keys.
-    Path: the bias C_i - C_j is a channel of the key in torch's fused kernel. Adaptive computation pruning (Lin et al. 2025b)
-    where it pays: plain causal inputs of 2 blocks or more in which the gates leave out enough keys.
+    Source: Lin et al. 2025, "Forgetting Transformer": f_t = sigmoid(w_h . x_t + b_h), one gate a head, logit_ij =
+    s_ij + sum over l = j+1 .. i of log f_l. Adds a Linear(width, heads) with bias, torch's default init; no other
+    position embedding, which is the paper's own choice. The "Pro" block's additions (output gate and norm, key/value
+    shift) are not part of the mechanism and are left out. The log gates are cached beside the keys.
+    Path: the bias C_i - C_j is a channel of the key in torch's fused kernel. Adaptive computation pruning (Lin et al.
+    2025b) where it pays: plain causal inputs of 2 blocks or more in which the gates leave out enough keys.
 
-    Option tolerance: share of a row's weight that pruning may drop (the authors use e^-10; here 2^-24, as TRA's early exit, so
-    that speed is compared at equal exactness); 0 reads every key.
+    Option tolerance: share of a row's weight that pruning may drop (the authors use e^-10; here 2^-24, as TRA's early
+    exit, so that speed is compared at equal exactness); 0 reads every key.
     """
 
     name = "fot"

@@ -17,10 +17,10 @@ from traformer.ops.lstm import Weights, lstm, lstm_steps
 class LSTMLayer(AttentionLayer):
     """An LSTM of equal size in the place of attention: a skyline, not a peer (no keys, no weights to look at).
 
-    Source: Hochreiter, Schmidhuber 1997 with forget gates, as torch has it; the rest of the trunk (norms, residual, MLP) stays. Its
-    width is the largest at which the LSTM and its output projection have no more parameters than full attention's four projections.
-    torch's default init for nn.LSTM, uniform in +-1/sqrt(width). qk_norm and the head counts have no meaning for it.
-    A cache holds h and c of every token. attention_dropout acts on the LSTM's output.
+    Source: Hochreiter, Schmidhuber 1997 with forget gates, as torch has it; the rest of the trunk (norms, residual,
+    MLP) stays. Its width is the largest at which the LSTM and its output projection have no more parameters than full
+    attention's four projections. torch's default init for nn.LSTM, uniform in +-1/sqrt(width). qk_norm and the head
+    counts have no meaning for it. A cache holds h and c of every token. attention_dropout acts on the LSTM's output.
     Path: torch's fused LSTM from the first token on; step by step from a cache, with padding or with packing.
     """
 
@@ -94,6 +94,6 @@ def _holds_something(context: AttentionContext) -> bool:
 
 
 def _last(states: Tensor, context: AttentionContext) -> Tensor:
-    """The state after the last token of the past: [B, Tk, h] -> [B, h]. An empty static cache holds zeros, the right start."""
+    """The state after the last token of the past, [B, Tk, h] -> [B, h]. An empty static cache holds zeros: a start."""
     place = torch.as_tensor(context.query_start, device=states.device).reshape(1) - 1
     return states.index_select(1, place.clamp(min=0))[:, 0]

@@ -18,12 +18,12 @@ from traformer.ops.selective import selection_mask, selective_attention
 class SelectiveAttention(EagerAttentionLayer):
     """Softmax attention in which tokens mask keys for the tokens after them: selective attention, with RoPE.
 
-    Source: Leviathan, Kalman, Matias 2025, "Selective Attention Improves Transformer": the scores of the first head, cut at 0, without the
-    diagonal and the first token, summed over the earlier tokens, are taken off every head's logits. No parameters. Position is
-    left to others by the method: RoPE (theta 500,000) rides along by default, our choice.
-    In packed or left-padded input "the first token" is the first of its own sequence. Caching: past queries of the selecting head are
-    cached beside the keys and the mask is summed again at each step, so decoding costs O(T^2) a token; it stays exact when a
-    cache is cut or reordered.
+    Source: Leviathan, Kalman, Matias 2025, "Selective Attention Improves Transformer": the scores of the first head,
+    cut at 0, without the diagonal and the first token, summed over the earlier tokens, are taken off every head's
+    logits. No parameters. Position is left to others by the method: RoPE (theta 500,000) rides along by default, our
+    choice. In packed or left-padded input "the first token" is the first of its own sequence. Caching: past queries
+    of the selecting head are cached beside the keys and the mask is summed again at each step, so decoding costs
+    O(T^2) a token; it stays exact when a cache is cut or reordered.
     Path: eager torch in blocks of queries (the mask needs a gradient).
 
     Options: position ("rope" or "none"), theta.

@@ -17,12 +17,14 @@ REMAINDERS = ("none", "self")
 class StickBreakingAttention(EagerAttentionLayer):
     """Stick-breaking instead of softmax: the nearest keys choose their share first, so recency needs no position.
 
-    Source: Tan et al. 2025, "Scaling Stick-Breaking Attention": b_ij = sigmoid(s_ij), a_ij = b_ij times the product of (1 - b_il) over the
-    keys l strictly between j and i; a query does not see its own key, so the first token gets zeros. No parameters, no other
-    position embedding. The head bias and group norm of the authors' released models are not part of the formula and left out.
+    Source: Tan et al. 2025, "Scaling Stick-Breaking Attention": b_ij = sigmoid(s_ij), a_ij = b_ij times the product
+    of (1 - b_il) over the keys l strictly between j and i; a query does not see its own key, so the first token gets
+    zeros. No parameters, no other position embedding. The head bias and group norm of the authors' released models
+    are not part of the formula and left out.
     Path: eager torch in blocks of queries; products are sums of logs, as in the authors' kernel.
 
-    Option remainder: "self" gives what is left of the stick to the token's own value (their kernel's tests); "none" drops it.
+    Option remainder: "self" gives what is left of the stick to the token's own value (their kernel's tests); "none"
+    drops it.
     """
 
     name = "stick_breaking"

@@ -17,8 +17,9 @@ from traformer.ops.t5 import t5_buckets
 class T5BiasAttention(SoftmaxAttentionLayer):
     """Softmax attention with T5's learned bias for each head and bucket of distances, shared by all layers.
 
-    Source: Raffel et al. 2020. Causal buckets: 32, half of them exact, the others logarithmic up to 128, one for all beyond. The
-    table (buckets x heads) is the first layer's and serves all, as in T5; it starts normal with std width^-0.5, as there.
+    Source: Raffel et al. 2020. Causal buckets: 32, half of them exact, the others logarithmic up to 128, one for all
+    beyond. The table (buckets x heads) is the first layer's and serves all, as in T5; it starts normal with std
+    width^-0.5, as there.
     Choice: scores keep the factor 1/sqrt(d) of the common trunk, which T5 folds into its initialisation.
     Path: torch's attention with the bias as a float mask; distances are put into buckets once a forward.
 
@@ -26,6 +27,7 @@ class T5BiasAttention(SoftmaxAttentionLayer):
     """
 
     name = "t5"
+    quadratic_memory = True  # the bias
     options = {"buckets": 32, "max_distance": 128}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
@@ -40,7 +42,7 @@ class T5BiasAttention(SoftmaxAttentionLayer):
         buckets, far = options["buckets"], options["max_distance"]
         if not (isinstance(buckets, int) and isinstance(far, int) and 4 <= buckets < 2 * far):
             raise InputError(
-                f"attention options buckets and max_distance must be whole numbers with 4 <= buckets < 2 * max_distance, "
+                "attention options buckets and max_distance must be whole numbers with 4 <= buckets < 2 * max_distance, "
                 f"got {buckets!r} and {far!r}"
             )
 
@@ -53,7 +55,8 @@ class T5BiasAttention(SoftmaxAttentionLayer):
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
         distances = context.distances(hidden_states.shape[1], hidden_states.device)
         buckets = t5_buckets(distances, self.option["buckets"], self.option["max_distance"])
-        # The table itself, not the bias made of it: what a checkpointed block computes again must start from parameters.
+        # The table itself, not the bias made of it: what a checkpointed block computes again must start from
+        # parameters.
         return super().prepare(context, hidden_states), buckets, self.bias_table
 
     def mask(self, context: AttentionContext) -> Tensor | None:

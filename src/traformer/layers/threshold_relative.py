@@ -20,7 +20,7 @@ class ThresholdRelativeAttention(AttentionLayer):
     Options, all off or at the published value by default:
         threshold     keys must score above it (>= 0)
         exclude_self  the query's own key is left out: True, "half" (of the heads, the first) or a list of bool
-        temperature   a learned factor exp(t_h) on each head's scores, t_h starting at 0
+        temperature   a learned factor exp(t_h) on each head's scores, t_h starting at 0 and trained at 10 times the lr
         tolerance     share of a row's weight that the early exit may drop; 0 reads every key
         backend       which kernel computes it ("auto": the fastest at hand, same result)
     """
@@ -38,6 +38,8 @@ class ThresholdRelativeAttention(AttentionLayer):
         super().__init__(config, layer_idx)
         self.decay_proj = nn.Linear(config.hidden_size, self.num_heads, bias=True)
         self.temperature = nn.Parameter(torch.zeros(self.num_heads)) if self.option["temperature"] else None
+        if self.temperature is not None:
+            self.temperature.lr_scale = 10.0  # type: ignore[attr-defined]  # one number a head moves too slowly at lr
         self._excluded_heads = _excluded_heads(self.option["exclude_self"], self.num_heads)
 
     @classmethod
@@ -62,22 +64,12 @@ class ThresholdRelativeAttention(AttentionLayer):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        gate = self.decay_proj(hidden_states)  # [B, T, Hq]
-        # The gate multiplies counts that run into the thousands: never in half precision.
-        log_decay = F.logsigmoid(gate if gate.dtype == torch.float64 else gate.float()).transpose(1, 2)
-        score_bound: float | Tensor | None = None
-        if self.qk_norm:
-            # |q|, |k| <= sqrt(D) up to rounding, hence s <= D * scale = sqrt(D) and a little.
-            score_bound = math.sqrt(self.head_dim) * (1.0 + 8.0 * torch.finfo(q.dtype).eps)
-        if self.temperature is not None:
-            factor = self.temperature.exp()
-            q = q * factor.to(q.dtype)[:, None, None]
-            if score_bound is not None:
-                score_bound = factor.detach().float() * score_bound
+        log_decay = self.log_decay(hidden_states)
+        q, score_bound = self.tempered(q)
         query_start, key_padding_mask = self._query_start(q, k, context)
         options: dict[str, Any] = {
             "scale": self.scale,
-            "threshold": self.option["threshold"],
+            "threshold": self.thresholds(hidden_states, context),
             "exclude_self": self._exclude_self(q.device),
             "key_padding_mask": key_padding_mask,
             "cu_seqlens": context.cu_seqlens,
@@ -98,6 +90,29 @@ class ThresholdRelativeAttention(AttentionLayer):
         if context.output_attentions:
             weights = attention_map(q, k, log_decay, **options).weights
         return out, weights
+
+    def log_decay(self, hidden_states: Tensor) -> Tensor:
+        """Log of each query's decay, [B, Hq, T]."""
+        gate = self.decay_proj(hidden_states)  # [B, T, Hq]
+        # The gate multiplies counts that run into the thousands: never in half precision.
+        return F.logsigmoid(gate if gate.dtype == torch.float64 else gate.float()).transpose(1, 2)
+
+    def thresholds(self, hidden_states: Tensor, context: AttentionContext) -> float | Tensor:
+        """What a score must exceed: one number, or [B, Hq, T]."""
+        return self.option["threshold"]
+
+    def tempered(self, q: Tensor) -> tuple[Tensor, float | Tensor | None]:
+        """Queries times their head's temperature, and an upper bound of the scores (None: not known)."""
+        score_bound: float | Tensor | None = None
+        if self.qk_norm:
+            # |q|, |k| <= sqrt(D) up to rounding, hence s <= D * scale = sqrt(D) and a little.
+            score_bound = math.sqrt(self.head_dim) * (1.0 + 8.0 * torch.finfo(q.dtype).eps)
+        if self.temperature is not None:
+            factor = self.temperature.exp()
+            q = q * factor.to(q.dtype)[:, None, None]
+            if score_bound is not None:
+                score_bound = factor.detach().float() * score_bound
+        return q, score_bound
 
     def _exclude_self(self, device: torch.device) -> bool | Tensor:
         if isinstance(self._excluded_heads, bool):

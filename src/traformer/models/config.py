@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers import ATTENTIONS
+from traformer.layers import ATTENTIONS, NAMED, attention_names
 
 RESIDUALS = ("normed", "prenorm")
 
@@ -30,7 +30,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class TraformerConfig(PretrainedConfig):
     """A decoder-only transformer with any attention of ours.
 
-    attention          a name in ATTENTIONS
+    attention          a name in ATTENTIONS, or in NAMED (then this and the options become what the name stands for)
     attention_options  the method's own options; an unknown one is an error
     hidden_size, num_hidden_layers, num_attention_heads   the usual sizes; head_dim defaults to hidden_size / heads
     num_key_value_heads  fewer key heads than query heads (grouped or multi-query attention); default: as many
@@ -71,8 +71,12 @@ class TraformerConfig(PretrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         _refuse_misspelt(kwargs, [f.name for f in fields(self)])
         self.attention_options = dict(self.attention_options or {})
+        if self.attention in NAMED:
+            named = NAMED[self.attention]
+            self.attention, self.attention_options = named.attention, {**named.options, **self.attention_options}
+            self.qk_norm = self.qk_norm if named.qk_norm is None else named.qk_norm
         if self.attention not in ATTENTIONS:
-            raise unknown_name("attention", self.attention, ATTENTIONS)
+            raise unknown_name("attention", self.attention, attention_names())
         if self.residual not in RESIDUALS:
             raise unknown_name("residual", self.residual, RESIDUALS)
         if self.format_version > self.FORMAT_VERSION:

@@ -21,9 +21,10 @@ def alibi_slopes(heads: int) -> list[float]:
 def with_key_bias(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """q, k, v with more channels, so that the new q.k is the old q.k * scale + key_bias [B or 1, H, Tk]; v gets zeros.
 
-    A bias of the form a_i + b_j needs only b_j under the softmax, which takes any constant of a row away. As a channel of the
-    key it passes through every fused kernel, causal skipping included, and its gradient with it. In half precision the
-    bias is spread over three channels, each the rounding error of those before it: nothing of its fp32 value is lost.
+    A bias of the form a_i + b_j needs only b_j under the softmax, which takes any constant of a row away. As a
+    channel of the key it passes through every fused kernel, causal skipping included, and its gradient with it. In
+    half precision the bias is spread over three channels, each the rounding error of those before it: nothing of its
+    fp32 value is lost.
     """
     batch, heads, key_count, _ = k.shape
     bias = key_bias.expand(batch, heads, key_count).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Adaptive scalable entmax: the query decides how its scores grow with the number of keys. NAPE: ALiBi in half of the heads."""
+"""Adaptive scalable entmax (the query decides how its scores grow with the number of keys) and NAPE's slopes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ def nape_slopes(heads: int) -> list[float]:
 def adaptive_scale(beta: Tensor, gamma: Tensor, position: Tensor, delta: float, gamma_range: float) -> Tensor:
     """delta + softplus(beta) * log(i + 2)^(gamma_range * tanh(gamma)).
 
-    beta, gamma: projections of the query's token, [B, T, H]; position i [B, T], from 0 -> factor on the scores [B, H, T, 1].
+    beta, gamma: projections of the query's token, [B, T, H]; position i [B, T], from 0 -> factor on the scores [B, H,
+    T, 1].
     """
     log_count = (position + 2).to(beta.dtype).log()[..., None]
     return (delta + F.softplus(beta) * log_count ** (gamma_range * gamma.tanh())).transpose(1, 2)[..., None]

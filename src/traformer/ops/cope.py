@@ -11,7 +11,8 @@ from traformer.ops.eager import content_scores, in_query_blocks, mix_values, rev
 def cope_logits(q: Tensor, scores: Tensor, table: Tensor, visible: Tensor) -> Tensor:
     """q_i . e[p_ij] with p_ij the sum of sigmoid(s_il) over l = j .. i, cut off at the table's end; [B, Hq, T, Tk].
 
-    q [B, Hq, T, D], scores [B, Hq, T, Tk], table [positions, D]; between whole positions the logits are interpolated linearly.
+    q [B, Hq, T, D], scores [B, Hq, T, Tk], table [positions, D]; between whole positions the logits are interpolated
+    linearly.
     """
     gates = torch.where(visible, scores.sigmoid(), 0.0)
     last = table.shape[0] - 1

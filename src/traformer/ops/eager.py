@@ -62,8 +62,9 @@ def in_query_blocks(
 ) -> tuple[Tensor, Tensor | None]:
     """rows(q, k, v, visible, *per_query) -> (out, weights), over blocks of queries if there are many.
 
-    per_query: tensors [B, H, T, ...] that are cut along with q. A block reads no key after its end, and under autograd keeps
-    nothing but its inputs (it is computed again in the backward), so memory grows with T and not with T^2.
+    per_query: tensors [B, H, T, ...] that are cut along with q. A block reads no key after its end, and under
+    autograd keeps nothing but its inputs (it is computed again in the backward), so memory grows with T and not with
+    T^2.
     """
     length = q.shape[2]
     if need_weights or length <= QUERY_BLOCK:
@@ -73,7 +74,13 @@ def in_query_blocks(
     for start in range(0, length, QUERY_BLOCK):
         cut = slice(start, min(start + QUERY_BLOCK, length))
         end = k.shape[2] if isinstance(query_start, Tensor) else query_start + cut.stop
-        inputs = (q[:, :, cut], k[:, :, :end], v[:, :, :end], visible[:, :, cut, :end], *(x[:, :, cut] for x in per_query))
+        inputs = (
+            q[:, :, cut],
+            k[:, :, :end],
+            v[:, :, :end],
+            visible[:, :, cut, :end],
+            *(x[:, :, cut] for x in per_query),
+        )
         if torch.is_grad_enabled():
             outputs.append(checkpoint(rows, *inputs, use_reentrant=False)[0])
         else:

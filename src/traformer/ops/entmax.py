@@ -19,8 +19,9 @@ class _Entmax15(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         peak = logits.amax(-1, keepdim=True)
         z = (logits - torch.where(peak.isfinite(), peak, 0.0)) / 2.0
-        # f(tau) = sum of max(z - tau, 0)^2 - 1 is convex and falls, with its root in [-1, -1/sqrt(n)] as max z = 0. Newton's steps from
-        # -1 approach the root from below: at worst they halve the way until near sqrt(1/n), then converge quadratically.
+        # f(tau) = sum of max(z - tau, 0)^2 - 1 is convex and falls, with its root in [-1, -1/sqrt(n)] as max z = 0.
+        # Newton's steps from -1 approach the root from below: at worst they halve the way until near sqrt(1/n), then
+        # converge quadratically.
         steps = 6 + math.ceil(math.log2(max(logits.shape[-1], 2)) / 2) + (2 if logits.dtype == torch.float64 else 0)
         tau = torch.full_like(peak, -1.0)
         for _ in range(steps):

@@ -16,8 +16,9 @@ PRUNING_BLOCK = 512  # queries that share one leftmost key
 def leftmost_keys(cumulative: Tensor, score_bound: float, tolerance: float) -> list[list[int]]:
     """For each head and block of queries the first key whose weight can matter: pruning after Lin et al. 2025.
 
-    cumulative [B, H, T]: running sum of the log forget gates. Logit ij lies within +-score_bound of cumulative_i - cumulative_j, so
-    the keys at which the bias is below -(2 score_bound + log T + log 1/tolerance) weigh less than `tolerance` together.
+    cumulative [B, H, T]: running sum of the log forget gates. Logit ij lies within +-score_bound of cumulative_i -
+    cumulative_j, so the keys at which the bias is below -(2 score_bound + log T + log 1/tolerance) weigh less than
+    `tolerance` together.
     """
     length = cumulative.shape[-1]
     limit = 2.0 * score_bound + math.log(length) - math.log(tolerance)
@@ -30,7 +31,7 @@ def leftmost_keys(cumulative: Tensor, score_bound: float, tolerance: float) -> l
 def pruned_forgetting_attention(
     q: Tensor, k: Tensor, v: Tensor, cumulative: Tensor, leftmost: list[list[int]], scale: float
 ) -> Tensor:
-    """Causal forgetting attention that reads each block's keys from `leftmost` on. All [B, H, T, D], cumulative [B, H, T]."""
+    """Causal attention that reads each block's keys from `leftmost` on; q, k, v [B, H, T, D], cumulative [B, H, T]."""
     length = q.shape[2]
     heads = []
     for head, starts in enumerate(leftmost):

@@ -11,8 +11,8 @@ from traformer.ops.eager import content_scores, in_query_blocks, mix_values, sof
 def selection_mask(selection_q: Tensor, selection_k: Tensor, visible: Tensor, scale: float) -> Tensor:
     """F_ij = sum over tokens t with j < t < i of max(s_tj, 0): what is taken off logit ij; [B, T, T].
 
-    selection_q, selection_k [B, T, D]: of the head that selects; visible [B or 1, 1, T, T]. No token masks itself or the first
-    of its sequence, and what a token masks is masked for those after it only.
+    selection_q, selection_k [B, T, D]: of the head that selects; visible [B or 1, 1, T, T]. No token masks itself or
+    the first of its sequence, and what a token masks is masked for those after it only.
     """
     scores = (widened(selection_q * scale) @ widened(selection_k).transpose(-2, -1)).relu()
     visible = visible[:, 0]

@@ -9,8 +9,10 @@ from torch import Tensor
 
 
 def t5_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Bucket of each distance i - j >= 0 (less counts as 0): half of the buckets for 0, 1, 2, ..., then logarithmic ones up to
-    max_distance, and the last for everything beyond."""
+    """Bucket of each distance i - j >= 0 (less counts as 0).
+
+    Half of the buckets are for 0, 1, 2, ..., then come logarithmic ones up to max_distance; the last is for all beyond.
+    """
     distance = distance.clamp(min=0)
     exact = buckets // 2
     wide = distance.clamp(min=exact).double() / exact

@@ -1,0 +1,179 @@
+"""TRA's ablations and extensions: one layer with a switch for each part; `named.py` has the names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from traformer.errors import InputError, unknown_name
+from traformer.layers.alibi import slope_bias
+from traformer.layers.base import AttentionContext
+from traformer.layers.forgetting import cumulative_gates, log_forget_gates
+from traformer.layers.threshold_relative import ThresholdRelativeAttention
+from traformer.ops.alibi import alibi_slopes
+from traformer.ops.eager import widened
+from traformer.ops.threshold_variants import threshold_variant_attention
+
+DISTANCES = ("contextual", "ordinary", "forgetting", "none")
+DECAYS = ("gate", "fixed")
+_START_OF_LEARNED_THRESHOLD = -2.0  # softplus(-2) = 0.13: near the published 0, yet far enough to have a gradient
+_SURROGATE_WIDTH = 0.5
+
+
+class ThresholdVariantAttention(ThresholdRelativeAttention):
+    """TRA with parts exchanged, for ablations and extensions: which keys stay, how distance is counted, how it decays.
+
+    Options beyond TRA's own; their defaults are TRA as published:
+        distance    "contextual": kept keys are counted. "none": no distance (NoPE on the kept keys). "ordinary": a fixed
+                    slope a head times i - j, as ALiBi. "forgetting": gates of all tokens between, as FoT
+        removal     False: no key is removed; the softmax runs over all, distance counts those above the threshold
+        decay       "gate": learned, from the query's token. "fixed": minus ALiBi's slope of the head
+        gate_bias   the decay gate's bias at the start (None: torch's default); 3 forgets 5 % a kept key, -2 forgets 88 %
+        threshold_growth  a: the threshold is threshold + a * sqrt(2 log n) for the n-th token. After QK-norm scores of
+                    unrelated keys are near a standard normal, whose maximum over n draws grows like sqrt(2 log n)
+        margin      m: in training each query's threshold is drawn from threshold + [0, 2m], in evaluation it is
+                    threshold + m. Keys near it are kept or removed by chance, so training drives them away from it
+        learned_threshold  an input-adaptive threshold: softplus(w_h . x + b_h) on top of `threshold`, b_h starting at -2.
+                    The choice of keys has no gradient, so the backward takes a straight-through one, as if a key were
+                    weighted by sigmoid((s - threshold) / 0.5). Training is eager, evaluation uses the fused operator
+
+    The fused operator serves contextual or no distance with removal; the others are eager, in blocks of queries.
+    """
+
+    name = "tra_variant"
+    options = {  # noqa: RUF012
+        **ThresholdRelativeAttention.options,
+        "distance": "contextual",
+        "removal": True,
+        "decay": "gate",
+        "gate_bias": None,
+        "threshold_growth": 0.0,
+        "margin": 0.0,
+        "learned_threshold": False,
+    }
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.distance: str = self.option["distance"]
+        self.has_gate = self.distance in ("contextual", "forgetting") and self.option["decay"] == "gate"
+        if not self.has_gate:
+            self.decay_proj = None  # type: ignore[assignment]
+        elif self.option["gate_bias"] is not None:
+            self.decay_proj.bias_start = float(self.option["gate_bias"])  # type: ignore[assignment]
+        self.slopes = alibi_slopes(self.num_heads)
+        self.threshold_proj = (
+            nn.Linear(config.hidden_size, self.num_heads) if self.option["learned_threshold"] else None
+        )
+        if self.threshold_proj is not None:
+            self.threshold_proj.bias_start = _START_OF_LEARNED_THRESHOLD  # type: ignore[assignment]
+
+    @classmethod
+    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
+        for name, known in (("distance", DISTANCES), ("decay", DECAYS)):
+            if options[name] not in known:
+                raise unknown_name(f"attention option {name}", options[name], known)
+        for name in ("removal", "learned_threshold"):
+            if not isinstance(options[name], bool):
+                raise InputError(f"attention option {name} must be true or false, got {options[name]!r}")
+        for name in ("threshold_growth", "margin"):
+            if not (isinstance(options[name], (int, float)) and 0 <= options[name] < math.inf):
+                raise InputError(f"attention option {name} must be a finite number >= 0, got {options[name]!r}")
+        distance, fixed, bias = options["distance"], options["decay"] == "fixed", options["gate_bias"]
+        if fixed and distance != "contextual":
+            raise InputError(
+                f"attention option decay 'fixed' is for contextual distance, not {distance!r}; leave it out"
+            )
+        if bias is not None and (fixed or distance not in ("contextual", "forgetting")):
+            raise InputError("attention option gate_bias needs a learned gate, which this combination does not have")
+        if bias is not None and not isinstance(bias, (int, float)):
+            raise InputError(f"attention option gate_bias must be a number, got {bias!r}")
+        if not options["removal"] and (distance != "contextual" or options["learned_threshold"]):
+            raise InputError(
+                "attention option removal=false only makes sense with contextual distance and a given threshold"
+            )
+
+    def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
+        if self.distance != "forgetting":
+            return None
+        return log_forget_gates(self.decay_proj(hidden_states), context, self.num_key_heads)
+
+    def log_decay(self, hidden_states: Tensor) -> Tensor:
+        if self.has_gate:
+            return super().log_decay(hidden_states)
+        batch, length, _ = hidden_states.shape
+        rates = [-slope for slope in self.slopes] if self.option["decay"] == "fixed" else [0.0] * self.num_heads
+        dtype = torch.float64 if hidden_states.dtype == torch.float64 else torch.float32
+        rate = torch.tensor(rates, device=hidden_states.device, dtype=dtype)
+        return rate[:, None].expand(batch, -1, length)
+
+    def thresholds(self, hidden_states: Tensor, context: AttentionContext) -> float | Tensor:
+        growth, margin = self.option["threshold_growth"], self.option["margin"]
+        base = self.option["threshold"]
+        if not growth and not margin and self.threshold_proj is None:
+            return base
+        batch, length, _ = hidden_states.shape
+        shape = (batch, self.num_heads, length)
+        dtype = torch.float64 if hidden_states.dtype == torch.float64 else torch.float32
+        result = torch.full(shape, float(base), device=hidden_states.device, dtype=dtype)
+        if growth:
+            seen = (context.positions(length, hidden_states.device) + 1).to(dtype)
+            result = result + growth * (2.0 * seen.log()).sqrt()[:, None, :]
+        if margin:
+            result = result + margin * (2.0 * torch.rand_like(result) if self.training else 1.0)
+        if self.threshold_proj is not None:
+            result = result + F.softplus(widened(self.threshold_proj(hidden_states))).transpose(1, 2)
+        return result
+
+    def attend(  # type: ignore[override]
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        hidden_states: Tensor,
+        context: AttentionContext,
+        state: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        learns = self.threshold_proj is not None and torch.is_grad_enabled()
+        if self.distance in ("contextual", "none") and self.option["removal"] and not learns:
+            return super().attend(q, k, v, hidden_states, context)
+        q, _ = self.tempered(q)
+        key_bias = None
+        if self.distance == "ordinary":
+            key_bias = slope_bias(self.slopes, k, context)
+        elif state is not None:
+            key_bias = -cumulative_gates(state)
+        threshold = self.thresholds(hidden_states, context)
+        if not isinstance(threshold, Tensor):
+            threshold = q.new_full((1, 1, q.shape[2]), threshold, dtype=widened(q).dtype)
+        return threshold_variant_attention(
+            q,
+            k,
+            v,
+            self._visible(q, context),
+            threshold,
+            log_decay=self.log_decay(hidden_states) if self.distance == "contextual" else None,
+            key_bias=key_bias,
+            removal=self.option["removal"],
+            surrogate_width=_SURROGATE_WIDTH if learns else None,
+            scale=self.scale,
+            dropout_p=self.dropout_p if self.training else 0.0,
+            query_start=context.query_start,
+            need_weights=context.output_attentions,
+        )
+
+    def _visible(self, q: Tensor, context: AttentionContext) -> Tensor:
+        """bool [B or 1, Hq or 1, T, Tk], without the own key in the heads that exclude it."""
+        visible = context.visible(q.shape[2], q.device)
+        excluded = self._exclude_self(q.device)
+        if excluded is False:
+            return visible
+        places = torch.arange(q.shape[2], device=q.device) + context.query_start
+        own = torch.arange(visible.shape[-1], device=q.device) == places[:, None]  # [T, Tk]
+        if isinstance(excluded, Tensor):
+            own = own & excluded[:, None, None]
+        return visible & ~own

@@ -1,0 +1,69 @@
+"""TRA with a part exchanged: eager, for the variants that the fused operator does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from traformer.ops.eager import content_scores, in_query_blocks, mix_values, reverse_cumsum
+
+
+def threshold_variant_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    visible: Tensor,
+    threshold: Tensor,
+    *,
+    log_decay: Tensor | None = None,
+    key_bias: Tensor | None = None,
+    removal: bool = True,
+    surrogate_width: float | None = None,
+    scale: float,
+    dropout_p: float = 0.0,
+    query_start: int | Tensor = 0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Softmax over the keys that score above the threshold (removal) or over all (no removal), with one kind of distance.
+
+    visible          bool [B or 1, Hq or 1, T, Tk]; threshold [B or 1, Hq or 1, T]
+    log_decay        [B, Hq, T]: adds log_decay_i * c_ij, c_ij = keys above the threshold in [j .. i]: contextual distance
+    key_bias         [B or 1, Hq, Tk]: adds this to key j's logit: ordinary distance (a slope times its position, or minus
+                     the running sum of log forget gates; the query's own part is the same for its whole row)
+    surrogate_width  a straight-through gradient for the threshold: forward keeps or removes, backward behaves as if each
+                     key had been weighted by sigmoid((s - threshold) / surrogate_width)
+    A row without any key gets zeros.
+    """
+    rows_inputs: Sequence[Tensor] = (threshold.unsqueeze(-1),)
+    if log_decay is not None:
+        rows_inputs = (*rows_inputs, log_decay.unsqueeze(-1))
+
+    def rows(
+        q: Tensor, k: Tensor, v: Tensor, visible: Tensor, threshold: Tensor, log_decay: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        scores = content_scores(q, k, scale)
+        above = visible & (scores.detach() > threshold.detach())
+        logits = scores
+        if log_decay is not None:
+            count = reverse_cumsum(above.to(scores.dtype))
+            # A removed key matters to the surrogate only, and there must not outrun the nearest kept one.
+            logits = logits + log_decay * (count.clamp(min=1.0) if removal else count)
+        if key_bias is not None:
+            logits = logits + key_bias[:, :, None, : k.shape[2]]
+        among = above if removal else visible
+        peak = logits.detach().masked_fill(~among, float("-inf")).amax(-1, keepdim=True)
+        peak = torch.where(peak.isfinite(), peak, 0.0)
+        if surrogate_width is None:
+            mass = (logits - peak).masked_fill(~among, float("-inf")).exp()
+        else:
+            soft = ((scores - threshold) / surrogate_width).sigmoid()
+            kept = above.to(scores.dtype) + soft - soft.detach()
+            seen = visible & above.any(-1, keepdim=True)  # a row that keeps nothing has gradient 0, as in TRA
+            mass = (logits - peak).clamp(max=0.0).masked_fill(~seen, float("-inf")).exp() * kept
+        total = mass.sum(-1, keepdim=True)
+        weights = mass / torch.where(total == 0, 1.0, total)
+        return mix_values(weights, v, dropout_p), weights
+
+    return in_query_blocks(rows, q, k, v, visible, rows_inputs, query_start=query_start, need_weights=need_weights)

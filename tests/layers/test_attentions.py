@@ -1,0 +1,177 @@
+"""The matrix: every attention and every named configuration, whatever it is, keeps these promises.
+
+Compile, export, autocast and the Hugging Face side are tested for every attention in tests/models.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from traformer.errors import InputError
+from traformer.layers import ATTENTIONS, NAMED, attention_names
+from traformer.models import TraformerConfig, TraformerForCausalLM
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+NAMES = attention_names()
+
+
+def small_model(name: str, **overrides) -> TraformerForCausalLM:
+    torch.manual_seed(0)
+    config = TraformerConfig(
+        attention=name, vocab_size=19, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
+        num_key_value_heads=1, **overrides,
+    )  # fmt: skip
+    model = TraformerForCausalLM(config).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(50.0)
+    return model
+
+
+def tokens(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(1, 19, shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_tiny_lengths_and_causality(name):
+    """What a prefix gives does not depend on what follows, down to a single token."""
+    model, x = small_model(name), tokens(2, 9)
+    full = model(x, use_cache=False).logits
+    assert full.isfinite().all()
+    for length in (1, 2, 7, 8):
+        torch.testing.assert_close(model(x[:, :length], use_cache=False).logits, full[:, :length], **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_decoding_equals_one_forward(name):
+    """A chunk, then token by token, in a batch of which one row is padded on the left."""
+    model, x = small_model(name), tokens(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, :4] = 0
+    full = model(x, attention_mask=mask, use_cache=False).logits
+    torch.testing.assert_close(full[1, 4:], model(x[1:, 4:], use_cache=False).logits[0], **CLOSE)
+    cache = model.model.new_cache()
+    pieces = [model(x[:, :7], attention_mask=mask[:, :7], past_key_values=cache).logits]
+    for t in range(7, 12):
+        pieces.append(model(x[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=cache).logits)
+    decoded = torch.cat(pieces, 1)
+    torch.testing.assert_close(decoded[0], full[0], **CLOSE)
+    torch.testing.assert_close(decoded[1, 4:], full[1, 4:], **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packing_equals_separate_sequences_gradients_too(name):
+    model, parts = small_model(name), [tokens(n, seed=n) for n in (5, 1, 8)]
+    ends = torch.tensor([0, 5, 6, 14], dtype=torch.int32)
+    packed = model(torch.cat(parts)[None], cu_seqlens=ends, use_cache=False).logits[0]
+    separate = torch.cat([model(part[None], use_cache=False).logits[0] for part in parts])
+    torch.testing.assert_close(packed, separate, **CLOSE)
+    parameters = [p for n, p in model.named_parameters() if "position_table.weight" not in n]
+    weights = torch.randn(packed.shape, generator=torch.Generator().manual_seed(3))
+    grads = [torch.autograd.grad((out * weights).sum(), parameters) for out in (packed, separate)]
+    for a, b in zip(*grads, strict=True):
+        scale = b.abs().max().clamp(min=1e-6)
+        torch.testing.assert_close(a / scale, b / scale, rtol=1e-3, atol=2e-4)
+        assert b.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_learns(name):
+    model, x = small_model(name, attention_dropout=0.1).train(), tokens(4, 40)
+    model(x, labels=x).loss.backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all(), parameter_name
+        assert parameter.grad.abs().max() > 0, parameter_name
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_long_inputs_in_blocks_equal_short_ones(name):
+    """More queries than a block holds, in training's way (with gradients) and without."""
+    model, x = small_model(name), tokens(1, 1200)
+    full = model(x, use_cache=False).logits
+    with torch.enable_grad():
+        again = model(x, use_cache=False)
+        again.logits.square().mean().backward()
+        torch.testing.assert_close(again.logits.detach(), full, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(model(x[:, :400], use_cache=False).logits, full[:, :400], rtol=1e-3, atol=1e-3)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", list(NAMED))
+def test_a_named_configuration_is_saved_as_what_it_stands_for(name, tmp_path):
+    model, x = small_model(name), tokens(2, 9)
+    assert model.config.attention == NAMED[name].attention
+    for option, value in NAMED[name].options.items():
+        assert model.config.attention_options[option] == value
+    model.save_pretrained(tmp_path)
+    loaded = TraformerForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(x).logits, model(x).logits)
+    assert loaded.config.attention_options == model.config.attention_options
+    assert loaded.config.qk_norm == model.config.qk_norm
+
+
+@pytest.mark.parametrize("name", ["tra_distance_only", "tra_forget_distance", "tra_learned_threshold"])
+def test_eager_variants_are_one_graph(name):
+    torch._dynamo.reset()
+    model, x = small_model(name), tokens(2, 9)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x, use_cache=False).logits, model(x, use_cache=False).logits)
+
+
+def test_options_of_a_name_can_be_overridden():
+    config = TraformerConfig(attention="tra_margin", attention_options={"margin": 0.5, "threshold": 0.1})
+    assert config.attention == "tra_variant" and config.attention_options == {"margin": 0.5, "threshold": 0.1}
+
+
+def test_biases_that_a_layer_wants_to_start_elsewhere():
+    for block in small_model("tra_learned_threshold").model.layers:
+        assert block.self_attn.threshold_proj.bias.eq(-2.0).all()
+    for name, value in (("tra_slow_gate", 3.0), ("tra_fast_gate", -2.0)):
+        for block in small_model(name).model.layers:
+            assert block.self_attn.decay_proj.bias.eq(value).all()
+
+
+def test_temperature_learns_faster():
+    layer = small_model("tra_temperature").model.layers[0].self_attn
+    assert layer.temperature.lr_scale == 10.0
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "sentence"),
+    [
+        ("cope", {"npos_max": 1}, "npos_max must be a whole number from 2 on"),
+        ("t5", {"buckets": 3}, "4 <= buckets < 2 \\* max_distance"),
+        ("fire", {"hidden": 0}, "hidden must be a whole number above zero"),
+        ("fot", {"tolerance": 1.5}, "tolerance must be a number in \\[0, 1\\)"),
+        ("stick_breaking", {"remainder": "slef"}, "did you mean 'self'"),
+        ("selective", {"position": "rop"}, "did you mean 'rope'"),
+        ("learned", {"max_positions": 0}, "max_positions must be a whole number"),
+        ("tra_variant", {"distance": "ordinry"}, "did you mean 'ordinary'"),
+        ("tra_variant", {"distance": "none", "decay": "fixed"}, "decay 'fixed' is for contextual distance"),
+        ("tra_variant", {"distance": "none", "gate_bias": 1.0}, "gate_bias needs a learned gate"),
+        ("tra_variant", {"removal": False, "learned_threshold": True}, "removal=false only makes sense"),
+        ("tra_variant", {"margin": -1}, "margin must be a finite number >= 0"),
+        ("tra_no_qk_nrm", {}, "did you mean 'tra_no_qk_norm'"),
+        ("rope", {"npos_max": 3}, "unknown to attention 'rope'"),
+    ],
+)
+def test_bad_options_are_one_sentence(attention, options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        TraformerConfig(attention=attention, attention_options=options)
+
+
+def test_positions_beyond_the_learned_table_are_an_error():
+    model = small_model("learned", attention_options={"max_positions": 8})
+    with pytest.raises(InputError, match="position 8 is beyond the 8 learned positions"):
+        model(tokens(1, 9))
+
+
+def test_every_attention_says_what_it_is():
+    for name, layer in ATTENTIONS.items():
+        first = (layer.__doc__ or "").strip().splitlines()[0]
+        assert len(first) > 20, name
+    assert all(configuration.summary for configuration in NAMED.values())
