@@ -188,10 +188,10 @@ def test_model_card(tmp_path):
 
 def test_a_checkpoint_of_another_attention_is_refused(tmp_path):
     small_model("tra").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="holds .*decay_proj.* not saved by a model with attention 'rope'"):
+    with pytest.raises(InputError, match=r"holds .*decay_proj.* not saved by a model with attention 'rope'"):
         TraformerForCausalLM.from_pretrained(tmp_path, attention="rope")
     small_model("rope").save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="lacks .*decay_proj"):
+    with pytest.raises(InputError, match=r"lacks .*decay_proj"):
         AutoModelForCausalLM.from_pretrained(tmp_path, attention="tra")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, attention="tra", strict=False)
     assert loaded.config.attention == "tra"
@@ -202,5 +202,5 @@ def test_a_checkpoint_of_a_newer_version_is_refused(tmp_path):
     model.save_pretrained(tmp_path)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace('"format_version": 1', '"format_version": 2'))
-    with pytest.raises(InputError, match="saved in format 2.*upgrade traformer"):
+    with pytest.raises(InputError, match=r"saved in format 2.*upgrade traformer"):
         TraformerForCausalLM.from_pretrained(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -256,3 +258,10 @@ def test_bad_prompts():
         model(tokens(1, 1), past_key_values=cache, attention_mask=torch.ones(1, 1))
     with pytest.raises(InputError, match="a batch of 1, but the new tokens are a batch of 2"):
         model(tokens(2, 1), past_key_values=cache)
+
+
+def test_the_shared_prefix_example_runs(monkeypatch, capsys):
+    path = Path(__file__).parents[2] / "examples" / "shared_prefix.py"
+    monkeypatch.setattr("sys.argv", ["shared_prefix.py", "--prefix", "64", "--questions", "3"])
+    runpy.run_path(str(path), run_name="__main__")
+    assert capsys.readouterr().out.count("same logits as the plain forward") == 2

@@ -33,8 +33,8 @@ model = AutoModelForCausalLM.from_pretrained("{folder}")
 tokens = model.generate(input_ids, max_new_tokens=32)
 ```
 
-Saved by traformer {version}. What it was trained on, how it was evaluated and what it must not be used for is for whoever
-trained it to add here.
+Saved by traformer {version}. What it was trained on, how it was evaluated and what it must not be used for is for those
+who trained it to add here.
 """
 
 

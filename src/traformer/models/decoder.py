@@ -21,6 +21,7 @@ from traformer.models.card import write_model_card
 from traformer.models.checks import check_ids, check_loaded
 from traformer.models.config import TraformerConfig
 from traformer.models.context import make_context
+from traformer.ops.elementwise import dropout, gated_silu
 
 logger = logging.get_logger(__name__)
 
@@ -36,8 +37,7 @@ class GatedMLP(nn.Module):
         self.dropout_p = config.hidden_dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        value, gate = self.in_proj(x).chunk(2, dim=-1)
-        return self.out_proj(F.dropout(value * F.silu(gate), self.dropout_p, self.training))
+        return self.out_proj(gated_silu(self.in_proj(x), self.dropout_p, self.training))
 
 
 class DecoderBlock(GradientCheckpointingLayer):
@@ -73,13 +73,17 @@ class TraformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
 
     @classmethod
-    def from_pretrained(cls, path: Any, *args: Any, strict: bool = True, **kwargs: Any) -> Any:
+    def from_pretrained(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: Any, *args: Any, strict: bool = True, **kwargs: Any
+    ) -> Any:
         """transformers' from_pretrained; with strict, weights that do not fit the configuration are an error.
 
         strict=False starts what the checkpoint lacks afresh and leaves out what the model lacks.
         """
         wants_info = kwargs.pop("output_loading_info", False)
-        model, info = super().from_pretrained(path, *args, output_loading_info=True, **kwargs)
+        path = pretrained_model_name_or_path
+        loaded: Any = super().from_pretrained(path, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
         if strict:
             check_loaded(info, path, model.config.attention)
         return (model, info) if wants_info else model
@@ -107,7 +111,7 @@ class TraformerPreTrainedModel(PreTrainedModel):
             else:  # torch's own default, bias included
                 init.kaiming_uniform_(module.weight, a=math.sqrt(5))
                 if hasattr(module, "bias_start"):  # its layer wants it so
-                    init.constant_(module.bias, module.bias_start)
+                    init.constant_(module.bias, module.bias_start)  # type: ignore[arg-type]
                 elif module.bias is not None:
                     bound = 1.0 / math.sqrt(module.in_features)
                     init.uniform_(module.bias, -bound, bound)
@@ -164,7 +168,7 @@ class TraformerModel(TraformerPreTrainedModel):
         x = self.layers[0].self_attn.embed(x, context)
         if real is not None:  # what stands at padded places, NaN included, can change nothing
             x = x.masked_fill(~real[..., None], 0.0)
-        x = F.dropout(x, self.config.hidden_dropout, self.training)
+        x = dropout(x, self.config.hidden_dropout, self.training)
         context.shared = self.layers[0].self_attn.prepare(context, x)
         hidden_states, attentions = [], []
         for block in self.layers:
