@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from traformer.errors import InputError, unknown_name
 from traformer.layers.base import AttentionContext, AttentionLayer
-from traformer.ops import attention_map, available_backends, threshold_relative_attention
+from traformer.ops import (
+    AttentionStats,
+    attention_map,
+    attention_stats,
+    available_backends,
+    threshold_relative_attention,
+)
 
 
 class ThresholdRelativeAttention(AttentionLayer):
@@ -100,6 +106,25 @@ class ThresholdRelativeAttention(AttentionLayer):
     def thresholds(self, hidden_states: Tensor, context: AttentionContext) -> float | Tensor:
         """What a score must exceed: one number, or [B, Hq, T]."""
         return self.option["threshold"]
+
+    def reads(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionStats:
+        """Keys read and kept by each query of an `attend` on the same tensors; for measurement."""
+        q, score_bound = self.tempered(q)
+        query_start, key_padding_mask = self._query_start(q, k, context)
+        return attention_stats(
+            q,
+            k,
+            self.log_decay(hidden_states),
+            scale=self.scale,
+            threshold=self.thresholds(hidden_states, context),
+            exclude_self=self._exclude_self(q.device),
+            key_padding_mask=key_padding_mask,
+            cu_seqlens=context.cu_seqlens,
+            query_start=query_start,
+            score_bound=score_bound,
+            tolerance=self.option["tolerance"],
+            backend=self.option["backend"],
+        )
 
     def tempered(self, q: Tensor) -> tuple[Tensor, float | Tensor | None]:
         """Queries times their head's temperature, and an upper bound of the scores (None: not known)."""

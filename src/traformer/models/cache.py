@@ -78,6 +78,11 @@ class GrowingLayer(DynamicLayer):
             self._length = end
         return self.keys, self.values  # type: ignore[return-value]
 
+    def reserve(self, capacity: int) -> None:
+        """Make room for so many tokens at once, where that many are known to come; there must be one already."""
+        if self._buffers is not None and capacity > self.capacity:
+            self._reserve(capacity)
+
     def _reserve(self, capacity: int) -> None:
         assert self._buffers is not None
         grown = []
@@ -149,6 +154,11 @@ class TraformerCache(DynamicCache):
     def keys_carry_position(self) -> bool:
         """Whether a key depends on where its token stood."""
         return ATTENTIONS[self.config.attention].keys_carry_position
+
+    def reserve(self, length: int) -> None:
+        """Make room for so many tokens at once: no copies on the way there. Call it after the first tokens."""
+        for layer in self.layers:
+            layer.reserve(length)
 
     def cut(self, start: int, end: int | None = None) -> TraformerCache:
         """A new cache with a copy of the tokens start .. end - 1 of this one."""
