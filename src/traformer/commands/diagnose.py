@@ -1,0 +1,56 @@
+"""`tra diagnose RUN...`: residue and positional up-weighting against length, as table, JSON and plots."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from traformer.commands.arguments import add_lengths, joined, positive_int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="run folders; each attention becomes a line of the plots"
+    )
+    add_lengths(parser)
+    parser.add_argument("--examples", type=positive_int, default=8, help="sequences a length (default 8)")
+    parser.add_argument("--queries", type=positive_int, default=32, help="answers looked at in a sequence (default 32)")
+    parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default auto)")
+    parser.add_argument("--threads", type=positive_int, help="threads of torch on the CPU")
+    parser.add_argument(
+        "--out", metavar="DIR", help="where diagnosis.json and the plots go (default: the first run's folder)"
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    import torch
+    from rich.console import Console
+
+    from traformer.commands.evaluate import ShownWatcher
+    from traformer.evaluation.diagnose import diagnose_run, summary
+    from traformer.reports.diagnosis import diagnosis_table, plot_diagnosis
+    from traformer.training.files import write_atomically
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    rows = []
+    with ShownWatcher() as watcher:
+        for run in args.runs:
+            rows += diagnose_run(
+                run,
+                joined(args.lengths),
+                args.examples,
+                args.queries,
+                step=args.step,
+                device=args.device,
+                watcher=watcher,
+            )
+    short = summary(rows)
+    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console.print(diagnosis_table(short))
+    folder = Path(args.out or args.runs[0])
+    plots = plot_diagnosis(rows, short, folder)
+    write_atomically(folder / "diagnosis.json", json.dumps({"summary": short, "rows": rows}, indent=1) + "\n")
+    print(f"written to {folder}: diagnosis.json, {', '.join(plot.name for plot in plots)}")

@@ -1,0 +1,256 @@
+"""Why a model fails beyond its training length: two failures, measured in its attention maps as length grows.
+
+Residue: weight on keys that the task makes irrelevant. For every scored answer the task names its source, the
+position that decides it; at the query that predicts the answer, every other key is irrelevant (in flip_flop the
+source is the last written bit, and the `w` before it counts as relevant too).
+
+Positional up-weighting: position lifts a key whose content speaks against it above one whose content speaks for it.
+The content score is q.k before any position is written into q, k or the logits. Of all pairs of a key with a negative
+and a key with a positive content score, how many have the negative one weigh more (the rate), and by how many nats
+(the log ratio)? By distance of the lifted key, since distances beyond the training length are those that no position
+embedding has met. Where position stands in the embeddings (sinusoidal, learned) content and position cannot be told
+apart, and the rate is 0, as for NoPE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from traformer.errors import InputError
+from traformer.evaluation.watcher import Watcher
+from traformer.layers import AttentionLayer
+from traformer.ops.eager import content_scores
+from traformer.tasks.base import NO_SOURCE, Batch, Split, Task
+from traformer.training.build import load_run
+
+Row = dict[str, Any]
+_LEAST_WEIGHT = 1e-30  # what a weight counts as at least, so that it has a logarithm
+
+
+@dataclass
+class _HeadTotals:
+    """Sums over queries, each [layers, heads]; the distance sums [bins] are over all heads."""
+
+    shape: tuple[int, int]
+    queries: int = 0
+    source: Tensor = field(init=False)
+    residue: Tensor = field(init=False)
+    pairs: Tensor = field(init=False)
+    lifted: Tensor = field(init=False)
+    log_ratio: Tensor = field(init=False)
+    by_distance: dict[int, list[float]] = field(default_factory=dict)  # bin -> pairs, lifted, log ratio
+
+    def __post_init__(self) -> None:
+        for name in ("source", "residue", "pairs", "lifted", "log_ratio"):
+            setattr(self, name, torch.zeros(self.shape, dtype=torch.float64))
+
+
+def diagnose_run(
+    path: str | Path,
+    lengths: str | Iterable[int | str] | None = None,
+    examples: int = 8,
+    queries: int = 32,
+    *,
+    step: int | None = None,
+    device: str = "auto",
+    watcher: Watcher | None = None,
+) -> list[Row]:
+    """Rows of both failures for each length: `examples` sequences, at most `queries` answers of each.
+
+    The first split of each length is used (flip_flop: iid). Sequences go through the model one at a time.
+    """
+    for name, value in (("examples", examples), ("queries", queries)):
+        if value < 1:
+            raise InputError(f"{name} is {value}; give a whole number above zero")
+    watcher = watcher or Watcher()
+    model, task, config, step = load_run(path, device=device, step=step, warn=watcher.say)
+    layers = [block.self_attn for block in model.model.layers]
+    if not layers[0].has_weights:
+        raise InputError(f"attention {config.attention!r} weighs no keys, so there is nothing to diagnose in {path}")
+    train_tokens = task.sequence_length
+    rows: list[Row] = []
+    for split in _first_splits(task.test_splits(lengths)):
+        watcher.say(f"{path}: length {split.length}")
+        totals = measure(model, split, examples, queries, Task.test_seed(config.seed))
+        common = {
+            "run": str(path),
+            "task": config.task,
+            "attention": config.attention,
+            "seed": config.seed,
+            "step": step,
+            "train_length": task.length_range[1],
+            "train_tokens": train_tokens,
+            "length": split.size,
+            "queries": totals.queries,
+        }
+        rows += [{**common, **row} for row in _rows(totals, train_tokens)]
+    _mark_reading_head(rows)
+    return rows
+
+
+def _first_splits(splits: list[Split]) -> list[Split]:
+    first: dict[str, Split] = {}
+    for split in splits:
+        first.setdefault(split.length, split)
+    return sorted(first.values(), key=lambda split: split.size)
+
+
+@torch.inference_mode()
+def measure(model: nn.Module, split: Split, examples: int, queries: int, seed: int) -> _HeadTotals:
+    """Both failures on the first `examples` sequences of a split."""
+    device = next(model.parameters()).device
+    layers = [block.self_attn for block in model.model.layers]  # type: ignore[union-attr]
+    totals = _HeadTotals((len(layers), layers[0].num_heads))
+    for index in range(examples):
+        batch = split.task.examples(seed=seed, start=index, count=1).to(device)
+        places, sources = _queries(batch, queries)
+        if not len(places):
+            continue
+        totals.queries += len(places)
+        relevant = _relevant(split.task, batch, sources)
+        for layer_index, (weights, scores) in enumerate(_maps(model, layers, batch, places)):
+            _add_residue(totals, layer_index, weights, relevant)
+            _add_lifted(totals, layer_index, weights, scores, places)
+    if totals.queries == 0:
+        raise InputError(f"task {split.task.name!r} names no source for its answers, so nothing can be diagnosed")
+    return totals
+
+
+def _queries(batch: Batch, most: int) -> tuple[Tensor, Tensor]:
+    """Positions [R] that predict an answer with a source, spread evenly over the sequence, and their sources [R]."""
+    answers = ((batch.sources[0] != NO_SOURCE) & batch.answers[0]).nonzero()[:, 0]
+    answers = answers[batch.sources[0, answers] < answers]
+    if len(answers) > most:
+        chosen = torch.linspace(0, len(answers) - 1, most, device=answers.device).round().long()
+        answers = answers[chosen]
+    return answers - 1, batch.sources[0, answers]
+
+
+def _relevant(task: Task, batch: Batch, sources: Tensor) -> Tensor:
+    """bool [R, T]: keys that the task makes relevant."""
+    relevant = torch.zeros(len(sources), batch.input_ids.shape[1], dtype=torch.bool, device=sources.device)
+    relevant[torch.arange(len(sources)), sources] = True
+    if task.name == "flip_flop":
+        relevant[torch.arange(len(sources)), sources - 1] = True
+    return relevant
+
+
+def _maps(model: nn.Module, layers: list[AttentionLayer], batch: Batch, places: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each layer the weights and the content scores of the queries at `places`, each [H, R, T]."""
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def keep_rows(layer: AttentionLayer, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> Any:
+        q, k, _ = layer.project(inputs[0])
+        scores = content_scores(q[:, :, places], k, layer.scale)[0]
+        found.append((output[1][0, :, places].float(), scores.float()))
+        return output[0], None  # the whole map is not needed any more
+
+    hooks = [layer.register_forward_hook(keep_rows) for layer in layers]
+    try:
+        model.base_model(input_ids=batch.input_ids, output_attentions=True, use_cache=False)  # type: ignore[operator]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _add_residue(totals: _HeadTotals, layer: int, weights: Tensor, relevant: Tensor) -> None:
+    mass = weights.abs().double()  # differential attention has negative weights
+    on_source = (mass * relevant).sum(-1)  # [H, R]
+    totals.source[layer] += on_source.sum(-1).cpu()
+    totals.residue[layer] += (mass.sum(-1) - on_source).sum(-1).cpu()
+
+
+def _add_lifted(totals: _HeadTotals, layer: int, weights: Tensor, scores: Tensor, places: Tensor) -> None:
+    length = weights.shape[-1]
+    keys = torch.arange(length, device=weights.device)
+    visible = keys[None, :] <= places[:, None]  # [R, T]
+    log_weights = weights.clamp(min=_LEAST_WEIGHT).log().double()
+    positive, negative = visible & (scores > 0), visible & (scores < 0)
+    # For each negative key: how many positive ones weigh less, and the sum of their log weights.
+    ranked = torch.where(positive, log_weights, torch.inf).sort(-1).values  # [H, R, T]
+    below = torch.searchsorted(ranked, log_weights)
+    running = torch.nn.functional.pad(torch.where(ranked.isfinite(), ranked, 0.0).cumsum(-1), (1, 0))
+    gain = below * log_weights - running.gather(-1, below)
+    lifted, gain = below * negative, gain * negative
+    pairs = negative * positive.sum(-1, keepdim=True)
+    for name, values in (("pairs", pairs), ("lifted", lifted), ("log_ratio", gain)):
+        getattr(totals, name)[layer] += values.double().sum((-2, -1)).cpu()
+    # Distances in powers of two: bin b holds 2^b .. 2^(b+1) - 1 (the own key counts with distance 1).
+    bins = (places[:, None] - keys[None, :]).clamp(min=1).double().log2().floor().long()
+    for number in bins[visible].unique().tolist():
+        here = visible & (bins == number)
+        sums = [float((values * here).sum()) for values in (pairs, lifted, gain)]
+        before = totals.by_distance.get(number, [0.0, 0.0, 0.0])
+        totals.by_distance[number] = [a + b for a, b in zip(before, sums, strict=True)]
+
+
+def _rows(totals: _HeadTotals, train_tokens: int) -> Iterable[Row]:
+    layers, heads = totals.shape
+    for layer in range(layers):
+        for head in range(heads):
+            pairs, lifted = float(totals.pairs[layer, head]), float(totals.lifted[layer, head])
+            yield {
+                "kind": "head",
+                "layer": layer,
+                "head": head,
+                "residue": float(totals.residue[layer, head]) / totals.queries,
+                "source": float(totals.source[layer, head]) / totals.queries,
+                "lifted": lifted / pairs if pairs else 0.0,
+                "log_ratio": float(totals.log_ratio[layer, head]) / lifted if lifted else 0.0,
+                "pairs": int(pairs),
+            }
+    for number, (pairs, lifted, gain) in sorted(totals.by_distance.items()):
+        yield {
+            "kind": "distance",
+            "from": 2**number,
+            "to": 2 ** (number + 1) - 1,
+            "in_trained_range": 2**number < train_tokens,
+            "lifted": lifted / pairs if pairs else 0.0,
+            "log_ratio": gain / lifted if lifted else 0.0,
+            "pairs": int(pairs),
+        }
+
+
+def _mark_reading_head(rows: list[Row]) -> None:
+    """The head that looks at the source most at the shortest length: the one whose residue decides the answer."""
+    heads = [row for row in rows if row["kind"] == "head"]
+    shortest = min(row["length"] for row in heads)
+    best = max((row for row in heads if row["length"] == shortest), key=lambda row: row["source"])
+    for row in heads:
+        row["reads"] = (row["layer"], row["head"]) == (best["layer"], best["head"])
+
+
+def summary(rows: list[Row]) -> list[Row]:
+    """One row for each run and length: the reading head's residue and source, and up-weighting over all heads."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        if row["kind"] == "head":
+            groups.setdefault((row["run"], row["length"]), []).append(row)
+    result = []
+    for (run, length), heads in groups.items():
+        reading = next(row for row in heads if row["reads"])
+        pairs = sum(row["pairs"] for row in heads)
+        lifted = sum(row["lifted"] * row["pairs"] for row in heads)
+        gain = sum(row["log_ratio"] * row["lifted"] * row["pairs"] for row in heads)
+        result.append(
+            {
+                **{key: reading[key] for key in ("task", "attention", "seed", "step", "train_length", "queries")},
+                "run": run,
+                "length": length,
+                "reading_head": f"{reading['layer']}.{reading['head']}",
+                "residue": reading["residue"],
+                "source": reading["source"],
+                "mean_residue": math.fsum(row["residue"] for row in heads) / len(heads),
+                "lifted": lifted / pairs if pairs else 0.0,
+                "log_ratio": gain / lifted if lifted else 0.0,
+            }
+        )
+    return result

@@ -1,0 +1,137 @@
+"""The diagnosis against plain loops, on maps made by hand, and on a small trained run of several attentions."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from traformer.cli import main
+from traformer.errors import InputError
+from traformer.evaluation.diagnose import _add_lifted, _add_residue, _HeadTotals, diagnose_run, measure, summary
+from traformer.models import TraformerConfig, TraformerForCausalLM
+from traformer.tasks import Copy, FlipFlop, Induction
+from traformer.tasks.base import Split
+from traformer.training import RunConfig, train
+
+
+def test_lifted_pairs_against_loops():
+    generator = torch.Generator().manual_seed(0)
+    heads, length, places = 2, 21, torch.tensor([3, 11, 20])
+    scores = torch.randn(heads, 3, length, generator=generator)
+    weights = torch.rand(heads, 3, length, generator=generator)
+    weights[0, 1, ::4] = 0.0
+    totals = _HeadTotals((1, heads))
+    _add_lifted(totals, 0, weights, scores, places)
+    by_distance: dict[int, list[float]] = {}
+    for h in range(heads):
+        pairs = lifted = gain = 0.0
+        for row, i in enumerate(places.tolist()):
+            for j in range(i + 1):
+                for other in range(i + 1):
+                    if not (scores[h, row, j] < 0 < scores[h, row, other]):
+                        continue
+                    sums = by_distance.setdefault(int(math.log2(max(1, i - j))), [0.0, 0.0, 0.0])
+                    pairs, sums[0] = pairs + 1, sums[0] + 1
+                    a, b = (max(1e-30, float(weights[h, row, key])) for key in (j, other))
+                    if a > b:
+                        ratio = math.log(a) - math.log(b)
+                        lifted, gain = lifted + 1, gain + ratio
+                        sums[1], sums[2] = sums[1] + 1, sums[2] + ratio
+        assert totals.pairs[0, h] == pairs and totals.lifted[0, h] == lifted
+        assert totals.log_ratio[0, h].item() == pytest.approx(gain, rel=1e-5)
+    for number, sums in by_distance.items():
+        assert totals.by_distance[number] == pytest.approx(sums, rel=1e-5)
+
+
+def test_residue_of_maps_made_by_hand():
+    weights = torch.tensor([[[0.1, 0.2, 0.7, 0.0]], [[0.0, 1.0, 0.0, 0.0]], [[0.5, -0.5, 0.0, 0.0]]])  # [H, R, T]
+    relevant = torch.tensor([[False, True, False, False]])
+    totals = _HeadTotals((1, 3))
+    _add_residue(totals, 0, weights, relevant)
+    torch.testing.assert_close(totals.source[0], torch.tensor([0.2, 1.0, 0.5]).double())
+    torch.testing.assert_close(totals.residue[0], torch.tensor([0.8, 0.0, 0.5]).double())
+
+
+def small_model(attention: str, task) -> TraformerForCausalLM:
+    torch.manual_seed(0)
+    config = TraformerConfig(
+        attention=attention, vocab_size=task.vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    return TraformerForCausalLM(config).eval()
+
+
+@pytest.mark.parametrize("task", [FlipFlop(length=24), Copy(max_length=9, min_length=9), Induction(max_length=12)])
+def test_what_holds_by_construction(task):
+    """TRA never weighs a negative key and NoPE ranks keys by content: no pair is lifted. ALiBi lifts near keys."""
+    split = Split("x", "24", task)
+    for attention in ("tra", "nope", "tra_threshold_only", "ssmax"):
+        options = {"position": "none"} if attention == "ssmax" else {}
+        torch.manual_seed(0)
+        config = TraformerConfig(
+            attention=attention, attention_options=options, vocab_size=task.vocab_size, hidden_size=32,
+            num_hidden_layers=2, num_attention_heads=2,
+        )  # fmt: skip
+        totals = measure(TraformerForCausalLM(config).eval(), split, 4, 8, seed=5)
+        assert totals.queries > 0 and totals.pairs.sum() > 0
+        assert totals.lifted.sum() == 0, attention
+        mass = (totals.source + totals.residue) / totals.queries
+        assert mass.max() < 1 + 1e-5
+    totals = measure(small_model("alibi", task), split, 4, 8, seed=5)
+    assert totals.lifted.sum() > 0
+    torch.testing.assert_close((totals.source + totals.residue) / totals.queries, torch.ones(2, 2).double())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folders = []
+    for attention in ("tra", "alibi", "lstm"):
+        folder = tmp_path_factory.mktemp("runs") / attention
+        config = RunConfig(
+            attention=attention, task_options={"length": 16}, preset="tiny", model_options={"hidden_size": 32},
+            steps=2, batch_size=4, threads=1,
+        )  # fmt: skip
+        train(config, folder, quiet=True)
+        folders.append(folder)
+    return folders
+
+
+def test_rows_and_summary(runs):
+    rows = diagnose_run(runs[1], "16,64", examples=3, queries=4)
+    heads = [row for row in rows if row["kind"] == "head"]
+    assert {(row["length"], row["layer"], row["head"]) for row in heads} == {
+        (length, layer, head) for length in (16, 64) for layer in (0, 1) for head in (0, 1)
+    }
+    reading = {(row["layer"], row["head"]) for row in heads if row["reads"]}
+    assert len(reading) == 1  # one head, the same at all lengths
+    best = max((row for row in heads if row["length"] == 16), key=lambda row: row["source"])
+    assert reading == {(best["layer"], best["head"])}
+    beyond = [row for row in rows if row["kind"] == "distance" and row["from"] >= 16]
+    assert beyond and not any(row["in_trained_range"] for row in beyond)
+    short = summary(rows)
+    assert [row["length"] for row in short] == [16, 64]
+    pairs = sum(row["pairs"] for row in heads if row["length"] == 64)
+    lifted = sum(row["pairs"] * row["lifted"] for row in heads if row["length"] == 64)
+    assert short[1]["lifted"] == pytest.approx(lifted / pairs)
+
+
+def test_command(runs, tmp_path, capsys):
+    out = tmp_path / "out"
+    tra, alibi, lstm = map(str, runs)
+    arguments = ["diagnose", tra, alibi, "--lengths", "16,32", "--examples", "2", "--out", str(out)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "alibi" in printed and "residue" in printed
+    found = json.loads((out / "diagnosis.json").read_text())
+    assert {row["attention"] for row in found["summary"]} == {"tra", "alibi"}
+    for name in ("residue.png", "upweighting.png"):
+        assert (out / name).read_bytes()[:4] == b"\x89PNG"
+    assert main(["diagnose", lstm]) == 2
+    assert "weighs no keys" in capsys.readouterr().err
+
+
+def test_bad_arguments(runs):
+    with pytest.raises(InputError, match="examples is 0"):
+        diagnose_run(runs[0], examples=0)
