@@ -93,7 +93,7 @@ def stretch(
 
     The first run has all the time it needs; each further one gets `time_limit` seconds a row, stops when they are over,
     and is not tried at longer lengths. What the file holds already is not measured again unless `again` is set. `out`
-    is the folder of the file, by default `stretch` in the first run's; `splits` names the splits wanted, by default all.
+    is the folder of the file, `stretch` in the first run's by default; `splits` names the wanted ones, by default all.
     """
     if examples < 1 or chunk < 1:
         raise InputError(f"examples and chunk must be whole numbers above zero, not {examples} and {chunk}")
