@@ -58,3 +58,12 @@ def test_one_graph_under_compile():
     x.grad = weight.grad = None
     rms_norm(rms_norm(x), weight).pow(2).sum().backward()
     torch.testing.assert_close(grads, (x.grad, weight.grad))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_same_bits_with_and_without_gradients(scaled):
+    torch.manual_seed(0)
+    x, weight = torch.randn(9, 64, requires_grad=True), torch.randn(64) if scaled else None
+    with torch.no_grad():
+        plain = rms_norm(x, weight)
+    assert torch.equal(plain, rms_norm(x, weight))

@@ -59,9 +59,13 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6) -> Tens
     bf16 and fp16 are computed in fp32 and rounded once, to the dtype of `x`.
     """
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    if weight is None:
-        return _RMSNorm.apply(wide, eps).to(x.dtype)
-    return _ScaledRMSNorm.apply(wide, weight.to(wide.dtype), eps).to(x.dtype)
+    scale = None if weight is None else weight.to(wide.dtype)
+    if not torch.is_grad_enabled():
+        out = wide * _inverse_rms(wide, eps)
+        out = out if scale is None else out.mul_(scale)
+    else:
+        out = _RMSNorm.apply(wide, eps) if scale is None else _ScaledRMSNorm.apply(wide, scale, eps)
+    return out.to(x.dtype)
 
 
 class RMSNorm(nn.Module):
