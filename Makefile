@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Rebuilt when the dependencies or the kernel's sources change.
 STAMP := $(VENV)/.installed
-SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+SOURCES := pyproject.toml constraints.txt csrc/cmake/CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
 .PHONY: setup demo test test-slow lint format bench sanitize clean
 
@@ -37,6 +37,14 @@ format: setup
 bench: setup
 	$(BIN)/tra bench attention
 	$(BIN)/tra bench tasks
+
+# The kernel with AddressSanitizer and UBSan, the 16-lane code included, under the property tests.
+sanitize: setup
+	cmake -S csrc/cmake -B build/sanitize -DTRAFORMER_SANITIZE=ON -DTRAFORMER_WIDE=ON
+	cmake --build build/sanitize
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
+	TRAFORMER_CPU_LIBRARY=build/sanitize/libtraformer_cpu.so $(BIN)/python -m pytest tests/ops/test_cpu_properties.py -q
 
 clean:
 	rm -rf $(VENV) build runs/demo

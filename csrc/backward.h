@@ -33,7 +33,7 @@ struct BackwardTask {
 
 // In: scores (in `weights`) and dO V^T (in `ds`). Out: the weights that multiplied V, and dS.
 template <bool DROPOUT>
-INLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds, int j0, int n, uint32_t cut, float survivor) {
+NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds, int j0, int n, uint32_t cut, float survivor) {
   vf t[NV], g[NV], count[NV], lse[NV], delta[NV], grad[NV];
   vu row_key[NV];
   for (int i = 0; i < NV; i++) {
@@ -74,7 +74,7 @@ INLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds, i
 }
 
 // dP = dO V^T of a tile
-INLINE void value_tile(const float* do_panel, const float* values, int64_t stride, int n, float* tile, int D) {
+NOINLINE void value_tile(const float* do_panel, const float* values, int64_t stride, int n, float* tile, int D) {
   for (int j = 0, step; j < n; j += step) {
     step = least(MR, n - j);
     with_rows(step, [&](auto rows) __attribute__((always_inline)) {
@@ -91,7 +91,7 @@ INLINE void value_tile(const float* do_panel, const float* values, int64_t strid
 }
 
 // A row whose inputs are not finite has no gradient that is: NaN wherever it kept a key.
-static __attribute__((noinline)) void poison_gradients(Lanes& s, int lane0, float* weights, float* ds, int n) {
+NOINLINE void poison_gradients(Lanes& s, int lane0, float* weights, float* ds, int n) {
   for (int i = 0; i < G && lane0 + i < s.n; i++) {
     if (!s.poisoned[lane0 + i]) continue;
     for (int j = 0; j < n; j++)

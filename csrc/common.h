@@ -227,7 +227,7 @@ static void add_panel_times_rows(const float* panel, int n, int depth, const flo
 
 // A copy of n rows in which those that hold NaN or inf are zero: the products may then pass over them without harm, and every
 // row that may not see them gets the same bits as if they had been finite.
-static __attribute__((noinline)) const float* cleaned(const float* x, int64_t* stride, int n, int D, float* scratch) {
+NOINLINE const float* cleaned(const float* x, int64_t* stride, int n, int D, float* scratch) {
   for (int j = 0; j < n; j++) {
     float check = 0, *row = scratch + (int64_t)j * D;
     __builtin_memmove(row, x + j * *stride, D * sizeof(float));
@@ -240,12 +240,38 @@ static __attribute__((noinline)) const float* cleaned(const float* x, int64_t* s
 
 // ---- query panels --------------------------------------------------------------------------------------------------
 
+#if defined(__AVX__)
+// 8 rows of 8 channels, transposed
+INLINE void transpose_8x8(const float* from, int64_t stride, __m256 factor, float* to) {
+  __m256 r[8], u[8];
+  for (int i = 0; i < 8; i++) r[i] = _mm256_mul_ps(_mm256_loadu_ps(from + i * stride), factor);
+  for (int i = 0; i < 8; i += 4) {
+    __m256 a = _mm256_unpacklo_ps(r[i], r[i + 1]), b = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    __m256 c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
+    u[i] = _mm256_shuffle_ps(a, c, 0x44);
+    u[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    u[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+    u[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+  for (int i = 0; i < 4; i++) {
+    _mm256_storeu_ps(to + i * G, _mm256_permute2f128_ps(u[i], u[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * G, _mm256_permute2f128_ps(u[i], u[i + 4], 0x31));
+  }
+}
+#endif
+
 // panel[e][lane] = rows[lane][e] * factor for one panel of G lanes, zero beyond n
 static void transpose_panel(const float* rows, int n, int D, float factor, float* panel) {
-  for (int lane = 0; lane < n; lane++)
+  int lane = 0;
+#if defined(__AVX__)
+  for (; lane + 8 <= n; lane += 8)
+    for (int e = 0; e < D; e += 8) transpose_8x8(rows + (int64_t)lane * D + e, D, _mm256_set1_ps(factor), panel + e * G + lane);
+#endif
+  for (; lane < n; lane++)
     for (int e = 0; e < D; e++) panel[e * G + lane] = rows[lane * D + e] * factor;
-  for (int lane = n; lane < G; lane++)
-    for (int e = 0; e < D; e++) panel[e * G + lane] = 0;
+  if (n < G)
+    for (int e = 0; e < D; e++)
+      for (int i = n; i < G; i++) panel[e * G + i] = 0;
 }
 
 // ---- the rows of a block -------------------------------------------------------------------------------------------
@@ -289,12 +315,30 @@ struct Lanes {
   }
 };
 
+// An upper bound of the norm of a row, inf where it is not finite or a product with it may overflow, never 0.
+INLINE float norm_above(const float* x, int D) {
+  constexpr int N = W < 8 ? W : 8;  // head sizes are multiples of 8
+  typedef float part __attribute__((vector_size(N * 4)));
+  part sums = {};
+  for (int e = 0; e < D; e += N) {
+    part y = load_as<part>(x + e);
+    sums += y * y;
+  }
+  float norm2 = 0;
+  for (int i = 0; i < N; i++) norm2 += sums[i];
+  if (!(norm2 < 1e36f)) return INF;
+  if (norm2 < 1e-24f) {  // squares may have underflowed
+    float top = 1e-18f;
+    for (int e = 0; e < D; e++) top = most(top, __builtin_fabsf(x[e]));
+    return top * 16.f;   // at most 256 channels
+  }
+  return __builtin_sqrtf(norm2) * 1.00001f;
+}
+
 static void fill_lane(const Call& c, Lanes& s, int lane, int64_t b, int64_t h, int64_t t, const float* q) {
   const TraProblem& p = *c.p;
   int64_t flat = (b * p.query_heads + h) * p.queries + t;
-  double norm2 = 0;
-  for (int e = 0; e < c.D; e++) norm2 += (double)q[e] * q[e];
-  double norm = __builtin_sqrt(norm2) * p.scale * LOG2E * 1.000001;
+  float norm = norm_above(q, c.D) * (float)(p.scale * LOG2E * 1.00001);
   float g = p.log_decay[flat];
   s.decay_bad[lane] = !finite(g);
   if (s.decay_bad[lane]) g = 0;
@@ -302,12 +346,11 @@ static void fill_lane(const Call& c, Lanes& s, int lane, int64_t b, int64_t h, i
   int64_t position = p.query_start + t;
   s.row[lane] = (int32_t)t;
   s.decay[lane] = g * LOG2E;
-  s.inverse[lane] = (float)(-1.0 / __builtin_expm1((double)g));  // expm1(0) = 0 gives -inf: mended below
-  if (!(g < 0)) s.inverse[lane] = INF;
+  s.inverse[lane] = g < 0 ? 1.00001f / -__builtin_expm1f(g) : INF;
   s.threshold64[lane] = th;
   s.threshold[lane] = (float)(th * LOG2E);
-  s.reach_norm[lane] = (float)norm;
-  s.band[lane] = (float)(norm * c.D * 0x1p-22 * 1.001);
+  s.reach_norm[lane] = norm;
+  s.band[lane] = norm * (float)(c.D * 0x1p-22);
   s.count[lane] = 0;
   s.sum[lane] = 0;
   s.shift[lane] = 0;
@@ -320,7 +363,7 @@ static void fill_lane(const Call& c, Lanes& s, int lane, int64_t b, int64_t h, i
 // ---- scores of a tile ----------------------------------------------------------------------------------------------
 
 // The decision made canonical: recompute in fp64, in order, and move the score to the side of the threshold it belongs to.
-static __attribute__((noinline)) void recheck(const Lanes& s, int lane0, const float* q_rows, const float* keys, int64_t stride, int n,
+NOINLINE void recheck(const Lanes& s, int lane0, const float* q_rows, const float* keys, int64_t stride, int n,
                                               float* tile, float norm, int D, double scale) {
   for (int j = 0; j < n; j++)
     for (int i = 0; i < G; i++) {
@@ -339,7 +382,7 @@ static __attribute__((noinline)) void recheck(const Lanes& s, int lane0, const f
 }
 
 // tile[key][lane] = score in base 2 with the canonical side of the threshold. Returns whether any key may be kept.
-INLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const float* q_panel, const float* keys, int64_t stride, int n,
+NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const float* q_panel, const float* keys, int64_t stride, int n,
                        float norm, float* tile, int D, double scale) {
   vf t[NV], band[NV];
   for (int i = 0; i < NV; i++) {
@@ -374,7 +417,7 @@ INLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const flo
 }
 
 // A non-finite score counts as kept and poisons its row; one that the row may not see is left for the mask.
-static __attribute__((noinline)) bool poison_tile(Lanes& s, int lane0, float* tile, int j0, int n, const uint8_t* padding) {
+NOINLINE bool poison_tile(Lanes& s, int lane0, float* tile, int j0, int n, const uint8_t* padding) {
   bool kept = false;
   for (int j = 0; j < n; j++)
     for (int i = 0; i < G && lane0 + i < s.n; i++) {
@@ -389,7 +432,7 @@ static __attribute__((noinline)) bool poison_tile(Lanes& s, int lane0, float* ti
 }
 
 // A kept key whose value is not finite poisons the row too, also where dropout or underflow takes its weight away.
-static __attribute__((noinline)) void poison_by_values(Lanes& s, int lane0, const float* tile, const float* values, int64_t stride, int n,
+NOINLINE void poison_by_values(Lanes& s, int lane0, const float* tile, const float* values, int64_t stride, int n,
                                                        int D) {
   for (int j = 0; j < n; j++) {
     bool bad = false;
@@ -442,34 +485,26 @@ static void describe_keys(const Call& c, int64_t b, int64_t hk, int block, float
   for (int j = j0; j < j0 + n; j++) {
     int64_t stride;
     const float* k = rows_f32(p.dtype, p.k, b, hk, j, 1, c.D, scratch, &stride);
-    float norm2;
-    {
-      constexpr int U = 8;
-      float part[U] = {};
-      for (int e = 0; e < c.D; e += U)
-        for (int i = 0; i < U; i++) part[i] += k[e + i] * k[e + i];
-      norm2 = ((part[0] + part[4]) + (part[1] + part[5])) + ((part[2] + part[6]) + (part[3] + part[7]));
-    }
-    if (norm2 < 1e-24f) {  // squares may have underflowed; any upper bound will do
-      float top = 0;
-      for (int e = 0; e < c.D; e++) top = most(top, __builtin_fabsf(k[e]));
-      norm2 = most(norm2, most(top * 16.f, 1e-18f) * most(top * 16.f, 1e-18f));
-    }
+    float norm = norm_above(k, c.D);
     const float* v = rows_f32(p.dtype, p.v, b, hk, j, 1, c.D, scratch, &stride);
-    float value = 0, check = 0;
-    for (int e = 0; e < c.D; e += 8) {
-      float m[8];
-      for (int i = 0; i < 8; i++) m[i] = __builtin_fabsf(v[e + i]);
-      for (int i = 0; i < 8; i++) check += m[i] * 0.f;
-      for (int i = 0; i < 8; i++) value = most(value, m[i]);
+    constexpr int N = W < 8 ? W : 8;
+    typedef float part __attribute__((vector_size(N * 4)));
+    part top = {}, check = {};
+    for (int e = 0; e < c.D; e += N) {
+      part x = load_as<part>(v + e);
+      check += x * 0.f;
+      x = x < -x ? -x : x;
+      top = x > top ? x : top;
     }
-    if (!(norm2 < 1e36f)) flags |= KEY_NOT_FINITE;  // NaN, inf, or so large that a product may overflow
-    if (check != 0) flags |= VALUE_NOT_FINITE;
+    bool bad_value = false;
+    for (int i = 0; i < N; i++) bad_value |= check[i] != 0;
+    if (norm == INF) flags |= KEY_NOT_FINITE;  // NaN, inf, or so large that a product may overflow
+    if (bad_value) flags |= VALUE_NOT_FINITE;
     if (padding && !padding[j]) continue;
-    largest = norm2 < 1e36f ? most(largest, norm2) : INF;
-    largest_value = check != 0 ? INF : most(largest_value, value);
+    largest = most(largest, norm);
+    for (int i = 0; i < N; i++) largest_value = bad_value ? INF : most(largest_value, top[i]);
   }
-  f.norm[block] = __builtin_sqrtf(largest) * 1.000002f;
+  f.norm[block] = largest;
   f.norm_so_far[block] = f.norm[block];
   f.value_so_far[block] = largest_value;
   f.flags[block] = flags;

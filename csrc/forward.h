@@ -12,7 +12,7 @@ struct ForwardSpace {
 // The weights of one tile: scores in, weights out (in place), counts and sums carried. A row's weight of a key is
 // 2^(score + decay * kept keys to its right), exactly 0 where the key is not kept and never 0 where it is.
 template <bool DROPOUT>
-INLINE void weigh_tile(Lanes& s, int lane0, float* tile, int j0, int n, uint32_t cut) {
+NOINLINE void weigh_tile(Lanes& s, int lane0, float* tile, int j0, int n, uint32_t cut) {
   vf t[NV], g[NV], count[NV], sum[NV];
   vu row_key[NV];
   for (int i = 0; i < NV; i++) {
@@ -42,7 +42,7 @@ INLINE void weigh_tile(Lanes& s, int lane0, float* tile, int j0, int n, uint32_t
 }
 
 // The same relative to a running maximum, for scores so large that a plain sum could overflow.
-static __attribute__((noinline)) void weigh_tile_shifted(Lanes& s, int lane0, float* tile, int j0, int n, bool dropout, uint32_t cut,
+NOINLINE void weigh_tile_shifted(Lanes& s, int lane0, float* tile, int j0, int n, bool dropout, uint32_t cut,
                                                          float* out, int D) {
   for (int i = 0; i < NV; i++) {
     int at = lane0 + i * W;
@@ -117,7 +117,7 @@ static void write_row(const Call& c, const Lanes& s, int lane, const float* out,
     p.normaliser[flat] = INF;
   } else {
     store_row(p.dtype, p.out.data, offset, c.D, out + (int64_t)lane * c.D, (c.dropout ? p.dropout_scale : 1.f) / s.sum[lane]);
-    p.normaliser[flat] = (float)((__builtin_log2((double)s.sum[lane]) + s.shift[lane]) * LN2);
+    p.normaliser[flat] = (float)(((double)__builtin_log2f(s.sum[lane]) + s.shift[lane]) * LN2);
   }
   reach = most(reach, s.first[lane]);
   p.reach[flat] = reach <= s.last[lane] ? reach : (int32_t)(p.query_start + t) + 1;

@@ -17,22 +17,31 @@ namespace {
 static thread_local Workspace workspace;
 #include "forward.h"
 #include "backward.h"
+#include "decode.h"
 }  // namespace
 
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)
 
+// Large row blocks let rows that outlast their neighbours share panels; small ones keep all threads busy.
+static int rows_per_block(const TraProblem* p, int large_from) {
+  bool many = p->batch * p->query_heads * p->queries >= (int64_t)4 * ROWS * p->threads;
+  return many && p->queries >= large_from ? ROWS : ROWS / 2;
+}
+
 extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
   Call c;
   prepare(c, p);
-  c.rows = 64;
+  if (p->queries <= DECODE_QUERIES) return decode(c);
+  c.rows = rows_per_block(p, 128);
   return forward_blocks(c);
 }
+
 extern "C" int JOIN(tra_backward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
   Call c;
   prepare(c, p);
-  c.rows = 64;
+  c.rows = rows_per_block(p, 1024);
   return backward_blocks(c);
 }

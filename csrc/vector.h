@@ -7,6 +7,7 @@ typedef int32_t vi __attribute__((vector_size(W * 4)));
 typedef uint32_t vu __attribute__((vector_size(W * 4)));
 
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline))
 
 template <class V> INLINE V load_as(const void* p) { V r; __builtin_memcpy(&r, p, sizeof r); return r; }
 INLINE vf load(const float* p) { return load_as<vf>(p); }

@@ -3,6 +3,7 @@
 from traformer.ops.threshold_relative import (
     AttentionMap,
     AttentionStats,
+    KeyIndex,
     attention_map,
     attention_stats,
     available_backends,
@@ -12,6 +13,7 @@ from traformer.ops.threshold_relative import (
 __all__ = [
     "AttentionMap",
     "AttentionStats",
+    "KeyIndex",
     "attention_map",
     "attention_stats",
     "available_backends",

@@ -8,10 +8,12 @@ from traformer.ops.threshold_relative.api import (
     threshold_relative_attention,
 )
 from traformer.ops.threshold_relative.backends import available_backends
+from traformer.ops.threshold_relative.key_index import KeyIndex
 
 __all__ = [
     "AttentionMap",
     "AttentionStats",
+    "KeyIndex",
     "attention_map",
     "attention_stats",
     "available_backends",

@@ -171,7 +171,7 @@ def _call(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if needs_grad is None:
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, log_decay))
-    index = (None, None, None) if key_index is None else key_index.tensors()
+    index = (None, None, None) if key_index is None else key_index.tensors(options["query_start"] + q.shape[2])
     return forward_op(
         q, k, v, log_decay, options["threshold"], options["threshold_value"], options["exclude_self"],
         options["key_padding_mask"], options["first_key"], options["query_start"], options["scale"],

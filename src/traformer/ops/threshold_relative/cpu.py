@@ -105,7 +105,10 @@ def _choose(forced: str) -> tuple[str | None, str | None]:
     if forced not in sets:
         return None, f"{ISA_VARIABLE}={forced} is not in this build; it has {', '.join(sets)}"
     if not sets[forced]:
-        return None, f"{ISA_VARIABLE}={forced} asks for an instruction set that this CPU lacks; it has {', '.join(usable)}"
+        return (
+            None,
+            f"{ISA_VARIABLE}={forced} asks for an instruction set that this CPU lacks; it has {', '.join(usable)}",
+        )
     return forced, None
 
 
@@ -151,7 +154,9 @@ def backward(
     call.reach = _pointer(reach, torch.int32, keep_alive)
     call.grad_q = _strided(grad_q, keep_alive)
     # Keys collect from many rows: in fp32 whatever the storage type.
-    sums_k, sums_v = (x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32) for x in (grad_k, grad_v))
+    sums_k, sums_v = (
+        x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32) for x in (grad_k, grad_v)
+    )
     sums_k.zero_()
     sums_v.zero_()
     call.grad_k, call.grad_v = _strided(sums_k, keep_alive), _strided(sums_v, keep_alive)
@@ -190,6 +195,24 @@ def _pointer(x: Tensor | None, dtype: torch.dtype, keep_alive: list[Tensor]) -> 
     return x.data_ptr()
 
 
+def _check_index(problem: Problem) -> None:
+    batch, heads, _, width = problem.k.shape
+    low, high, norm = problem.key_low, problem.key_high, problem.key_norm
+    if low is None or high is None or norm is None:
+        raise InputError("key_index must give channel bounds and norms together")
+    blocks = low.shape[2]
+    if (
+        low.shape != (batch, heads, blocks, width)
+        or high.shape != low.shape
+        or norm.shape != (batch, heads, 1 + blocks)
+    ):
+        raise InputError(f"key_index {list(low.shape)} does not belong to keys {list(problem.k.shape)}")
+    if blocks * INDEX_BLOCK < problem.query_start + problem.q.shape[2]:
+        raise InputError(
+            f"key_index describes at most {blocks * INDEX_BLOCK} keys, fewer than the queries may see; append the new keys"
+        )
+
+
 def _describe(problem: Problem) -> tuple[_Problem, list[Tensor]]:
     """The problem as the kernel reads it, and the tensors that must outlive the call."""
     q, k, v = problem.q, problem.k, problem.v
@@ -221,6 +244,7 @@ def _describe(problem: Problem) -> tuple[_Problem, list[Tensor]]:
     call.first_key = _pointer(problem.first_key, torch.int32, keep)
     call.score_bound = _pointer(problem.score_bound, torch.float32, keep)
     if problem.key_low is not None:
+        _check_index(problem)
         call.index_block = INDEX_BLOCK
         call.index_stride = problem.key_low.shape[2]
         call.index_low = _pointer(problem.key_low, torch.float32, keep)

@@ -1,0 +1,310 @@
+// Decode: few queries against a long cache. Each query walks its keys nearest first, a chunk at a time, and only touches the
+// values of keys it keeps. With a key index, chunks that no kept key can lie in are passed over unread.
+// Included inside an unnamed namespace of each per-ISA translation unit.
+
+constexpr int DECODE_QUERIES = 8;       // up to this many queries per call take this path
+constexpr int NEAR_KEYS = 2048;         // read by one thread before the rest is shared out
+constexpr int RANGE_KEYS = 4096;        // least length of a shared-out range
+constexpr int P8 = W < 8 ? W : 8;       // head sizes are multiples of 8, not of 16
+typedef float vp __attribute__((vector_size(P8 * 4)));
+
+// The part of a row's sum that one range of keys gives: weights 2^(score + decay * kept keys to the right in this range),
+// relative to 2^shift.
+struct Partial {
+  float sum, shift, count;
+  int32_t reach;      // leftmost key walked over
+  uint8_t poisoned, settled;
+  float out[256];
+};
+
+struct DecodeSpace {
+  alignas(64) float scores[KB + 16], logits[KB + 16];
+  int32_t kept[KB];
+  float q[256], scaled[256], row[256];
+  float keys[KB * 256];
+};
+
+// One query: what the walk needs to know of it.
+struct Query {
+  int64_t b, h, hk, t;
+  float decay, threshold, band, norm, inverse, upper;
+  double threshold64;
+  int32_t last, first;
+  uint32_t dropout_key;
+  bool decay_bad;
+};
+
+NOINLINE void dot_rows(const float* q, const float* keys, int64_t stride, int n, int D, float* scores) {
+  int j = 0;
+  for (; j + 4 <= n; j += 4) {
+    vp acc[4] = {};
+    for (int e = 0; e < D; e += P8) {
+      vp x = load_as<vp>(q + e);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; i++) acc[i] += x * load_as<vp>(keys + (j + i) * stride + e);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+      float s = 0;
+      for (int l = 0; l < P8; l++) s += acc[i][l];
+      scores[j + i] = s;
+    }
+  }
+  for (; j < n; j++) {
+    vp acc = {};
+    for (int e = 0; e < D; e += P8) acc += load_as<vp>(q + e) * load_as<vp>(keys + j * stride + e);
+    float s = 0;
+    for (int l = 0; l < P8; l++) s += acc[l];
+    scores[j] = s;
+  }
+}
+
+// No key of the block can score above the threshold: per channel the better end of [low, high], summed. Comparisons with NaN
+// are false, so a block that holds a non-finite key is always read.
+INLINE bool block_is_below(const Call& c, const Query& q, const float* scaled, int block) {
+  const TraProblem& p = *c.p;
+  int64_t head = q.b * p.key_heads + q.hk;
+  const float* low = p.index_low + (head * p.index_stride + block) * c.D;
+  const float* high = p.index_high + (head * p.index_stride + block) * c.D;
+  vp sum = {};
+  for (int e = 0; e < c.D; e += P8) {
+    vp x = load_as<vp>(scaled + e), a = x * load_as<vp>(low + e), b = x * load_as<vp>(high + e);
+    sum += a > b ? a : b;
+  }
+  float best = 0;
+  for (int l = 0; l < P8; l++) best += sum[l];
+  // Rounding: each product is at most |q| times the largest |k|, so the sum errs by less than 16 recheck bands (D <= 256).
+  float margin = 16.f * q.band * p.index_norm[head * (1 + p.index_stride) + 1 + block];
+  return best + margin <= q.threshold;
+}
+
+// Walks keys [low, high) from the right. `before` kept keys and a total of `weight` (at shift 0) are known to lie further right.
+static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, int high, float before, float weight, bool adjacent, Partial& r) {
+  const TraProblem& p = *c.p;
+  const int D = c.D;
+  const uint8_t* padding = p.key_padding ? p.key_padding + q.b * p.keys : nullptr;
+  const float tolerance = (float)p.tolerance * 0.9999f;
+  r.sum = r.count = 0;
+  r.shift = -1e30f;
+  r.poisoned = r.settled = 0;
+  r.reach = high;
+  for (int d = 0; d < D; d++) r.out[d] = 0;
+
+  for (int j1 = high; j1 > low;) {
+    const int block = (j1 - 1) / KB, j0 = most(block * KB, low), n = j1 - j0;
+    j1 = j0;
+    r.reach = j0;
+    if (p.index_block && block_is_below(c, q, w.scaled, block)) continue;
+    int64_t stride;
+    const float* keys = rows_f32(p.dtype, p.k, q.b, q.hk, j0, n, D, w.keys, &stride);
+    dot_rows(w.scaled, keys, stride, n, D, w.scores);
+    float norm = 0;
+    if (p.index_block) norm = p.index_norm[(q.b * p.key_heads + q.hk) * (1 + p.index_stride) + 1 + block];
+    else
+      for (int j = 0; j < n; j++) norm = most(norm, norm_above(keys + j * stride, D));
+    const float band = q.band * norm;
+    int m = 0;
+    for (int j = n - 1; j >= 0; j--) {
+      const float s = w.scores[j];
+      bool keep = s > q.threshold;
+      if (__builtin_expect(!(__builtin_fabsf(s - q.threshold) > band), 0)) {  // near, or NaN
+        double dot = 0;
+        for (int e = 0; e < D; e++) dot += (double)w.q[e] * (double)keys[j * stride + e];
+        keep = finite(s) ? dot * p.scale > q.threshold64 : true;
+      }
+      const int key = j0 + j;
+      const bool seen = key <= q.last && key >= q.first && (!padding || padding[key]);
+      if (__builtin_expect(!finite(s) && seen, 0)) {
+        r.poisoned = 1;
+        keep = true;
+      }
+      if (!(keep && seen)) continue;
+      w.kept[m] = key;
+      w.logits[m] = finite(s) ? s + q.decay * (r.count + m) : 0.f;
+      m++;
+    }
+    if (m) {
+      float top = r.shift;
+      for (int i = 0; i < m; i++) top = most(top, w.logits[i]);
+      if (top > r.shift) {
+        float factor = __builtin_exp2f(r.shift - top);
+        r.sum *= factor;
+        for (int d = 0; d < D; d++) r.out[d] *= factor;
+        r.shift = top;
+      }
+      for (int i = m; i < (m + W - 1) / W * W; i++) w.logits[i] = -INF;
+      for (int i = 0; i < m; i += W) store(w.logits + i, exp2_vec(load(w.logits + i) - top));
+      float sum = 0;
+      for (int i = 0; i < m; i++) sum += w.logits[i];
+      r.sum += sum;
+      r.count += (float)m;
+      for (int i = 0; i < m; i++) {
+        float weight_i = w.logits[i];
+        if (c.dropout && mix(q.dropout_key + (uint32_t)w.kept[i] * 0x9e3779b9u) < p.dropout_cut) weight_i = 0;
+        const float* v = rows_f32(p.dtype, p.v, q.b, q.hk, w.kept[i], 1, D, w.row, &stride);
+        for (int d = 0; d < D; d++) r.out[d] += weight_i * v[d];
+      }
+    }
+    const int left = j0 - q.first;
+    if (left <= 0) break;
+    if (tolerance > 0) {
+      const float count = before + r.count, rest = (float)left;
+      const float exponent = q.upper + q.decay * count;
+      const float factor = p.needs_grad ? least((count + q.inverse) * q.inverse, rest * (count + rest)) : least(q.inverse, rest);
+      float have = weight;
+      float tail = exponent;  // compare at shift 0, or at this range's shift where it is the rightmost
+      if (adjacent) {
+        have = r.sum;
+        tail -= r.shift;
+      }
+      if (tail < 120.f && __builtin_exp2f(tail) * factor <= have * tolerance) {
+        r.settled = 1;
+        break;
+      }
+    }
+  }
+}
+
+static void describe_query(const Call& c, int64_t i, const float* key_norms, Query& q, DecodeSpace& w) {
+  const TraProblem& p = *c.p;
+  q.t = i % p.queries;
+  q.h = i / p.queries % p.query_heads;
+  q.b = i / p.queries / p.query_heads;
+  q.hk = q.h / c.group;
+  load_row(p.dtype, p.q.data, q.b * p.q.stride_b + q.h * p.q.stride_h + q.t * p.q.stride_t, c.D, w.q);
+  const float factor = (float)(p.scale * (double)LOG2E);
+  for (int e = 0; e < c.D; e++) w.scaled[e] = w.q[e] * factor;
+  float g = p.log_decay[i];
+  q.decay_bad = !finite(g);
+  if (q.decay_bad) g = 0;
+  q.decay = g * LOG2E;
+  q.inverse = g < 0 ? 1.00001f / -__builtin_expm1f(g) : INF;
+  q.threshold64 = p.threshold ? p.threshold[i] : p.threshold_value;
+  q.threshold = (float)(q.threshold64 * LOG2E);
+  q.norm = norm_above(w.q, c.D) * (float)(p.scale * LOG2E * 1.00001);
+  q.band = q.norm * (float)(c.D * 0x1p-22);
+  const int64_t head = q.b * p.key_heads + q.hk;
+  q.upper = INF;
+  if (p.index_block) q.upper = q.norm * p.index_norm[head * (1 + p.index_stride)];
+  else if (key_norms) q.upper = q.norm * key_norms[head];
+  if (!(q.upper < INF)) q.upper = INF;
+  if (p.score_bound) q.upper = least(q.upper, p.score_bound[q.h] * LOG2E);
+  const int64_t position = p.query_start + q.t;
+  q.last = (int32_t)(position - (p.exclude_self && p.exclude_self[q.h] ? 1 : 0));
+  q.first = p.first_key ? p.first_key[q.t] : 0;
+  q.dropout_key = c.dropout ? mix(mix(c.seed_key ^ (uint32_t)(q.b * p.query_heads + q.h)) ^ (uint32_t)position) : 0;
+}
+
+// Joins the parts of a row, rightmost first, and writes its outputs.
+static void finish_query(const Call& c, const Query& q, int64_t flat, const Partial* parts, int n) {
+  const TraProblem& p = *c.p;
+  float shift = -1e30f, count = 0;
+  int32_t reach = q.last + 1;
+  bool poisoned = false;
+  for (int i = 0; i < n; i++) {
+    if (parts[i].count > 0) shift = most(shift, parts[i].shift + q.decay * count);
+    count += parts[i].count;
+    reach = least(reach, parts[i].reach);
+    poisoned |= parts[i].poisoned;
+  }
+  float out[256], sum = 0, before = 0;
+  for (int d = 0; d < c.D; d++) out[d] = 0;
+  for (int i = 0; i < n; i++) {
+    if (parts[i].count > 0) {
+      float factor = __builtin_exp2f(parts[i].shift + q.decay * before - shift);
+      sum += factor * parts[i].sum;
+      for (int d = 0; d < c.D; d++) out[d] += factor * parts[i].out[d];
+    }
+    before += parts[i].count;
+  }
+  for (int d = 0; d < c.D; d++) poisoned |= !finite(out[d]);  // a kept value was not finite
+  poisoned |= count > 0 && q.decay_bad;
+  const int64_t offset = q.b * p.out.stride_b + q.h * p.out.stride_h + q.t * p.out.stride_t;
+  if (poisoned) {
+    fill_row(p.dtype, p.out.data, offset, c.D, NOT_A_NUMBER);
+    p.normaliser[flat] = NOT_A_NUMBER;
+  } else if (count == 0) {
+    fill_row(p.dtype, p.out.data, offset, c.D, 0.f);
+    p.normaliser[flat] = INF;
+  } else {
+    store_row(p.dtype, p.out.data, offset, c.D, out, (c.dropout ? p.dropout_scale : 1.f) / sum);
+    p.normaliser[flat] = (float)(((double)__builtin_log2f(sum) + shift) * LN2);
+  }
+  p.kept[flat] = (int32_t)count;
+  reach = most(reach, q.first);
+  p.reach[flat] = reach <= q.last ? reach : (int32_t)(p.query_start + q.t) + 1;
+}
+
+static int decode(Call& c) {
+  const TraProblem& p = *c.p;
+  const int64_t queries = p.batch * p.query_heads * p.queries, heads = p.batch * p.key_heads;
+  // Few long rows: each reads its nearest keys, then the rest of those not settled is cut into ranges.
+  const bool share = p.threads > 1 && queries < 2 * p.threads && !p.needs_grad && c.visible > NEAR_KEYS + RANGE_KEYS;
+  const int64_t rest = most<int64_t>(0, c.visible - NEAR_KEYS);
+  const int ranges = share ? (int)least<int64_t>(most<int64_t>(1, rest / RANGE_KEYS), 4 * p.threads) : 0;
+  const int parts = 1 + ranges;
+  size_t bytes = sizeof(Partial) * queries * parts + sizeof(Query) * queries + sizeof(float) * heads;
+  char* memory = (char*)::malloc(bytes);
+  if (!memory) return TRA_OUT_OF_MEMORY;
+  Partial* partials = (Partial*)memory;
+  Query* described = (Query*)(memory + sizeof(Partial) * queries * parts);
+  float* key_norms = (float*)(described + queries);
+  int failed = 0;
+#pragma omp parallel num_threads(p.threads) if (c.visible * queries > 512)
+  {
+    DecodeSpace* w = (DecodeSpace*)workspace.take(sizeof(DecodeSpace) / sizeof(float));
+    if (!w) {
+#pragma omp atomic write
+      failed = 1;
+    } else {
+      // Without an index or a bound from the caller, the bound takes one pass over the keys.
+      const bool need_norms = !p.index_block && !p.score_bound && p.tolerance > 0;
+      if (need_norms) {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < heads; i++) {
+          const uint8_t* padding = p.key_padding ? p.key_padding + i / p.key_heads * p.keys : nullptr;
+          float norm = 0;
+          int64_t stride;
+          for (int64_t j = 0; j < c.visible; j++)
+            if (!padding || padding[j])
+              norm = most(norm, norm_above(rows_f32(p.dtype, p.k, i / p.key_heads, i % p.key_heads, (int)j, 1, c.D, w->row, &stride), c.D));
+          key_norms[i] = norm;
+        }
+      }
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t i = 0; i < queries; i++) {
+        Query& q = described[i];
+        describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
+        const int end = q.last + 1, begin = most(0, q.first);
+        const int low = share ? most(begin, (end - NEAR_KEYS) / KB * KB) : begin;
+        walk(c, *w, q, low, most(end, low), 0, 0, true, partials[i * parts]);
+        if (low <= begin) partials[i * parts].settled = 1;
+      }
+      if (ranges) {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t k = 0; k < queries * ranges; k++) {
+          const int64_t i = k % queries;
+          const int range = (int)(k / queries);
+          const Partial& near = partials[i * parts];
+          Partial& r = partials[i * parts + 1 + range];
+          r.count = 0;
+          r.poisoned = 0;
+          r.reach = near.reach;
+          if (near.settled) continue;
+          Query q;
+          describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
+          const int begin = most(0, q.first), end = near.reach;
+          const int64_t blocks = (end - begin + KB - 1) / KB;
+          const int high = (int)(end - blocks * range / ranges * KB), low = (int)most<int64_t>(begin, end - blocks * (range + 1) / ranges * KB);
+          if (low >= high) continue;
+          const float weight = near.count > 0 && near.shift < 120.f ? near.sum * __builtin_exp2f(near.shift) : 0.f;
+          walk(c, *w, q, low, high, near.count, weight, false, r);
+        }
+      }
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < queries; i++) finish_query(c, described[i], i, partials + i * parts, parts);
+    }
+  }
+  ::free(memory);
+  return failed ? TRA_OUT_OF_MEMORY : TRA_OK;
+}

@@ -1,0 +1,188 @@
+"""What only the compiled backend has: instruction sets, threads, decode, the key index, strides, determinism."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from tests.ops.cases import make, oracle, run
+from traformer.errors import InputError
+from traformer.ops import KeyIndex, attention_stats, threshold_relative_attention
+from traformer.ops.threshold_relative import cpu
+
+pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
+
+
+def test_every_instruction_set_agrees(monkeypatch):
+    inputs = make(width=32, queries=129, dtype=torch.float32, decay="long")
+    expected = oracle(inputs)
+    ran = 0
+    for name, usable in cpu.instruction_sets().items():
+        monkeypatch.setenv(cpu.ISA_VARIABLE, name)
+        if usable:
+            for x, y in zip(run(inputs, "cpu"), expected, strict=True):
+                torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=1e-4)
+            ran += 1
+        else:
+            with pytest.raises(InputError, match=f"{name}.*this CPU lacks"):
+                threshold_relative_attention(*inputs, backend="cpu")
+    assert ran >= 2 or list(cpu.instruction_sets()) == ["plain"]
+    monkeypatch.setenv(cpu.ISA_VARIABLE, "mmx")
+    with pytest.raises(InputError, match="mmx"):
+        threshold_relative_attention(*inputs, backend="cpu")
+
+
+def test_auto_takes_it_where_it_can():
+    q, k, v, g = (x.detach() for x in make(width=16, dtype=torch.float32))
+    assert torch.equal(
+        threshold_relative_attention(q, k, v, g), threshold_relative_attention(q, k, v, g, backend="cpu")
+    )
+    odd = make(width=12, dtype=torch.float32)
+    assert torch.equal(threshold_relative_attention(*odd), threshold_relative_attention(*odd, backend="blockwise"))
+    with pytest.raises(InputError, match="multiples of 8"):
+        threshold_relative_attention(*odd, backend="cpu")
+    with pytest.raises(InputError, match="float64"):
+        threshold_relative_attention(*make(width=16), backend="cpu")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
+def test_threads_give_the_same_forward_and_repeatable_gradients(threads, heads):
+    inputs = make(batch=1, heads=heads[0], key_heads=heads[1], queries=300, width=16, dtype=torch.float32, decay="long")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        single = run(inputs, "cpu")
+        torch.set_num_threads(threads)
+        first, second = run(inputs, "cpu"), run(inputs, "cpu")
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(first[0], single[0])
+    for x, y, z in zip(first, second, single, strict=True):
+        assert torch.equal(x, y)
+        torch.testing.assert_close(x, z, rtol=1e-4, atol=1e-5)
+
+
+def test_shares_torchs_thread_pool():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        (torch.randn(512, 512) @ torch.randn(512, 512)).exp()  # wakes torch's own pool
+        inputs = [x.detach() for x in make(queries=600, width=16, dtype=torch.float32)]
+        torch.nn.functional.scaled_dot_product_attention(*[torch.randn(2, 4, 512, 16)] * 3, is_causal=True)
+        count = len(os.listdir("/proc/self/task"))
+        threshold_relative_attention(*inputs, backend="cpu")
+        assert len(os.listdir("/proc/self/task")) <= count
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_strides_of_every_kind():
+    base = [x.detach() for x in make(queries=70, width=16, dtype=torch.float32)]
+    expected = threshold_relative_attention(*base, backend="cpu")
+    wide = [torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0] for x in base[:3]]  # channels not side by side
+    gaps = [torch.cat([x, torch.full_like(x, torch.nan)], -1)[..., :16] for x in base[:3]]  # rows with a gap between
+    for variant in (wide, gaps, [x.contiguous() for x in base[:3]]):
+        assert torch.equal(threshold_relative_attention(*variant, base[3], backend="cpu"), expected)
+
+
+@pytest.mark.parametrize("decay", ["init", "long", "zero"])
+@pytest.mark.parametrize("length", [1, 63, 64, 65, 700])
+def test_decode_equals_prefill(length, decay):
+    q, k, v, g = (x.detach() for x in make(queries=length, width=32, dtype=torch.float32, decay=decay, seed=3))
+    whole = threshold_relative_attention(q, k, v, g, backend="cpu", tolerance=0.0)
+    read = attention_stats(q, k, g, backend="cpu", tolerance=0.0)
+    index = KeyIndex()
+    index.append(k[:, :, : length // 2])
+    for key in range(length // 2, length):
+        index.append(k[:, :, key : key + 1])
+    for t in {0, length // 2, length - 1}:
+        for key_index in (None, index):
+            options = {"query_start": t, "backend": "cpu", "tolerance": 0.0, "key_index": key_index}
+            one = slice(t, t + 1)
+            out = threshold_relative_attention(q[:, :, one], k, v, g[:, :, one], **options)
+            torch.testing.assert_close(out, whole[:, :, one], rtol=1e-5, atol=1e-5)
+            stats = attention_stats(q[:, :, one], k, g[:, :, one], **options)
+            assert torch.equal(stats.kept, read.kept[:, :, one])
+
+
+def test_long_decode_splits_ranges_without_changing_the_answer():
+    torch.manual_seed(0)
+    k, v = torch.randn(2, 1, 1, 20_000, 16)
+    q = torch.randn(1, 1, 1, 16)
+    before = torch.get_num_threads()
+    try:
+        for value in (0.0, -1e-4, -0.7):
+            g = torch.full((1, 1, 1), value)
+            torch.set_num_threads(1)
+            alone = threshold_relative_attention(q, k, v, g, backend="cpu")
+            torch.set_num_threads(4)
+            shared = threshold_relative_attention(q, k, v, g, backend="cpu")
+            expected = threshold_relative_attention(*(x.double() for x in (q, k, v, g)), backend="reference")
+            torch.testing.assert_close(alone.double(), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(shared.double(), expected, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_index_skips_blocks_and_changes_nothing():
+    torch.manual_seed(0)
+    length, width = 6400, 32
+    k, v = torch.randn(1, 1, length, width), torch.randn(1, 1, length, width)
+    q = torch.randn(1, 1, 1, width)
+    k = k - 25 * q / q.norm() * (torch.arange(length) // 64 % 7 != 0).view(1, 1, -1, 1)  # most blocks lean away
+    g = torch.zeros(1, 1, 1)
+    index = KeyIndex()
+    index.append(k)
+    plain = threshold_relative_attention(q, k, v, g, backend="cpu", tolerance=0.0)
+    skipping = threshold_relative_attention(q, k, v, g, backend="cpu", tolerance=0.0, key_index=index)
+    torch.testing.assert_close(skipping, plain, rtol=1e-6, atol=1e-6)
+    # It truly does not read them: values and keys turned to NaN without telling the index go unnoticed.
+    low, high, _ = index.tensors(length)
+    best = torch.maximum(q * low[0, 0], q * high[0, 0]).sum(-1).flatten()
+    below = (best < -1).repeat_interleave(64)
+    assert 0.2 < below.float().mean() < 0.95
+    unseen = threshold_relative_attention(
+        q, torch.where(below.view(1, 1, -1, 1), torch.nan, k), v, g, backend="cpu", tolerance=0.0, key_index=index
+    )
+    assert torch.equal(unseen, skipping)
+
+
+def test_index_follows_its_cache():
+    torch.manual_seed(0)
+    k = torch.randn(3, 2, 200, 16)
+    whole = KeyIndex()
+    whole.append(k)
+    pieces = KeyIndex()
+    for part in k.split([1, 62, 2, 70, 65], dim=2):
+        pieces.append(part)
+    for x, y in zip(whole.tensors(200), pieces.tensors(200), strict=True):
+        torch.testing.assert_close(x[:, :, :4], y[:, :, :4])
+    pieces.truncate(130)
+    pieces.append(k[:, :, 130:])
+    pieces.update(k, 64, 136)
+    low, high, norm = pieces.tensors(200)
+    blocks = k[:, :, :192].unflatten(2, (3, 64))
+    assert (low[:, :, :3] <= blocks.amin(3)).all() and (high[:, :, :3] >= blocks.amax(3)).all()
+    assert (norm[:, :, 1:4] >= blocks.norm(dim=-1).amax(-1)).all() and (norm[:, :, 0] >= k.norm(dim=-1).amax(-1)).all()
+    whole.reorder(torch.tensor([2, 0, 0]))
+    torch.testing.assert_close(whole.tensors(200)[0][0][:, :3], blocks[2].amin(2))
+    whole.repeat(2)
+    assert whole.tensors(200)[0].shape[0] == 6
+    with pytest.raises(InputError, match="200 keys"):
+        whole.tensors(201)
+    with pytest.raises(InputError, match="does not fit"):
+        whole.append(k)
+
+
+def test_workspace_does_not_grow_with_length():
+    """Peak memory of a call beyond its outputs: nothing of size T x T, and little of size T."""
+    import resource
+
+    inputs = [x.detach() for x in make(batch=1, heads=1, key_heads=1, queries=16_384, width=16, dtype=torch.float32)]
+    threshold_relative_attention(*inputs, backend="cpu")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    threshold_relative_attention(*inputs, backend="cpu")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024  # KiB
