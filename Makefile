@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt csrc/cmake/CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
-.PHONY: setup demo test test-slow lint format bench sanitize clean
+.PHONY: setup demo test test-slow test-ray lint format bench sanitize clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,10 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m 'slow and not ray' -s
+
+test-ray: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/python -m pytest -m ray
 
 lint: setup
 	$(BIN)/ruff check .

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 
 from traformer.commands.arguments import positive_int
+from traformer.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", help="a name (see `tra list experiments`), a .py file or a module with cells()")
     parser.add_argument("--out", metavar="DIR", help="where the runs go (default: runs/EXPERIMENT)")
     parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads a cell)")
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local for one on this machine"
+    )
     parser.add_argument("--list", action="store_true", help="print the cells' commands and run nothing")
 
 
@@ -26,16 +30,21 @@ def main(args: argparse.Namespace) -> int:
         for cell in cells:
             print("\n".join(cell.commands(f"{out}/{cell.name}")))
         return 0
-    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None))
+    if args.ray and args.jobs:
+        raise InputError(
+            "--jobs is for this machine's processes; on Ray the cluster's resources decide, so leave it out"
+        )
+    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None), args.ray)
 
 
-def run_and_report(cells: list, out: str, jobs: int | None, title: str | None) -> int:
+def run_and_report(cells: list, out: str, jobs: int | None, title: str | None, ray: str | None = None) -> int:
     """Run the sweep, print its table, write its page; 1 if a cell failed."""
     import time
 
     from rich.console import Console
 
     from traformer.experiments.overview import Overview, duration
+    from traformer.experiments.ray_sweep import run_ray_sweep
     from traformer.experiments.sweep import run_sweep
     from traformer.reports.collect import collect
     from traformer.reports.table import comparison_table
@@ -43,7 +52,7 @@ def run_and_report(cells: list, out: str, jobs: int | None, title: str | None) -
 
     started = time.monotonic()
     with Overview() as view:
-        states = run_sweep(cells, out, jobs, view)
+        states = run_ray_sweep(cells, out, ray, view) if ray else run_sweep(cells, out, jobs, view)
     failed = [state for state in states if state.status == "failed"]
     for state in failed:
         print(f"failed: {state.cell.name}: {state.message}")

@@ -44,6 +44,7 @@ class CellState:
     attempts: int = 0
     message: str = ""
     first_share: float = 0.0  # of the work, done before this sweep started
+    node: str = ""  # where it ran, on a cluster
 
     def share(self) -> float:
         """How much of the cell's work is done, from its own files."""
