@@ -21,11 +21,18 @@ from traformer.errors import TraformerError, unknown_name
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("traformer.commands.list_names", "list tasks, attention methods, presets and experiments"),
     "show": ("traformer.commands.show", "print examples of a task, readably"),
+    "data": ("traformer.commands.data", "tokenise text into the cache, and tell what is in it"),
     "train": ("traformer.commands.train", "train a model into a run folder, or resume one"),
     "eval": ("traformer.commands.evaluate", "measure a run by length, far beyond its training length"),
     "generate": ("traformer.commands.generate", "let a run's model go on from a prompt, token by token"),
-    "diagnose": ("traformer.commands.diagnose", "why a run fails beyond its length: residue and positional up-weighting"),
-    "stretch": ("traformer.commands.stretch", "how far runs stretch: accuracy, keys read and time, to a million tokens"),
+    "diagnose": (
+        "traformer.commands.diagnose",
+        "why a run fails beyond its length: residue and positional up-weighting",
+    ),
+    "stretch": (
+        "traformer.commands.stretch",
+        "how far runs stretch: accuracy, keys read and time, to a million tokens",
+    ),
     "report": ("traformer.commands.report", "write report.html and report.md from run folders"),
     "sweep": ("traformer.commands.sweep", "run every cell of an experiment: train, evaluate, report"),
     "demo": ("traformer.commands.demo", "TRA beside RoPE on two tasks, in minutes on two cores"),

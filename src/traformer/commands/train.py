@@ -8,6 +8,7 @@ from typing import Any
 
 from traformer.commands.arguments import key_value, positive_int
 from traformer.errors import InputError
+from traformer.experiments.configs import read_config
 from traformer.training.config import DTYPES, RunConfig
 
 # flag -> the TraformerConfig field it overrides
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     run = parser.add_argument_group("the run folder")
     run.add_argument("--out", metavar="DIR", help="where it goes (default: runs/TASK-ATTENTION-seedN)")
-    run.add_argument("--config", metavar="FILE", help="settings of a config.yaml; flags given beside it win")
+    run.add_argument("--config", metavar="FILE", help="a config.yaml, text-laptop or text-paper; flags beside it win")
     again = run.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint of --out")
     again.add_argument("--overwrite", action="store_true", help="delete the run that is in --out and start again")
@@ -88,7 +89,7 @@ def main(args: argparse.Namespace) -> None:
     if args.resume:
         config, out = resumed_config(args, given)
     else:
-        base = RunConfig.from_file(args.config).to_dict() if args.config else {}
+        base = read_config(args.config).to_dict() if args.config else {}
         config = RunConfig.from_dict(_merge(base, given))
         out = args.out or f"runs/{config.task}-{config.attention}-seed{config.seed}"
 
@@ -112,7 +113,7 @@ def resumed_config(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Run
     folder = RunFolder.open(args.out)
     stored = folder.read_config()
     if args.config:
-        given = _merge(RunConfig.from_file(args.config).to_dict(), given)
+        given = _merge(read_config(args.config).to_dict(), given)
     wanted = _merge(stored.to_dict(), given)
     return stored.for_resume({name: wanted[name] for name in given}, folder.path), args.out
 

@@ -5,4 +5,5 @@ from __future__ import annotations
 # name of a module of this package that has `cells() -> list[Cell]`: what it shows
 EXPERIMENTS: dict[str, str] = {
     "demo": "TRA beside RoPE on flip-flop and induction, to 8 times the training length",
+    "text": "perplexity by window, 128 to 4096, trained at 128: TRA beside RoPE, ALiBi, NoPE and FoT",
 }

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 
 from traformer import __version__
+from traformer.reports import perplexity
 from traformer.reports.collect import Panel, Run, display_split, display_task, panels, series_labels
 from traformer.reports.plot import accuracy_plot, legend
 from traformer.reports.style import STYLE
@@ -58,7 +59,7 @@ def findings(runs: Sequence[Run]) -> list[str]:
             f"{display_task(task)}, trained to {train_length} {unit_of(task)}, exact match at {longest:,}"
             f" ({longest / train_length:.3g}x): {'; '.join(parts)}."
         )
-    return sentences
+    return [*sentences, *perplexity.findings(runs)]
 
 
 NOTE = (
@@ -69,7 +70,8 @@ NOTE = (
 
 def html(runs: Sequence[Run], title: str) -> str:
     all_groups = groups(runs)
-    styles = {label: index for index, label in enumerate(series_names([p for ps in all_groups.values() for p in ps]))}
+    all_panels = [p for ps in all_groups.values() for p in ps] + [p for _, p in perplexity.text_panels(runs)]
+    styles = {label: index for index, label in enumerate(series_names(all_panels))}
     body = [
         f"<h1>{escape(title)}</h1>",
         '<ul class="findings">' + "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(runs)) + "</ul>",
@@ -85,6 +87,7 @@ def html(runs: Sequence[Run], title: str) -> str:
         body.append('<div class="plots">' + "".join(accuracy_plot(panel, styles, unit) for panel in members) + "</div>")
         body.append(html_table(members))
         body.append("</section>")
+    body.append(perplexity.html_section(runs, styles))
     body.append(f'<p class="sub">{escape(NOTE)}</p>')
     body.append(commands_section(runs))
     return (
@@ -165,6 +168,7 @@ def markdown(runs: Sequence[Run], title: str) -> str:
                 factor = next(iter(found.values())).size / panel.train_length
                 cells = " | ".join(point_text(found.get(label)) for label in labels)
                 lines.append(f"| {_md(display_split(panel.split) or 'test')} | {length} | {factor:.3g} | {cells} |")
+    lines += perplexity.markdown_lines(runs)
     lines += ["", _md(NOTE), "", "## How to repeat each number", ""]
     labels_by_run = series_labels(runs)
     for run in runs:

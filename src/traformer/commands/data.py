@@ -1,0 +1,68 @@
+"""`tra data PATH`: tokenise a corpus into the cache, and tell what is in it."""
+
+from __future__ import annotations
+
+import argparse
+
+from traformer.commands.arguments import positive_int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("data", nargs="+", metavar="PATH", help="a file, a folder, or a name such as wikitext-103")
+    parser.add_argument(
+        "--tokenizer",
+        default="bytes",
+        help="bytes, a folder with GPT-2's files, bpe:8192, or a hub name (default bytes)",
+    )
+    parser.add_argument("--separator", action="store_true", help="start every document with the end-of-text token")
+    parser.add_argument("--show", type=positive_int, default=48, metavar="N", help="first tokens shown (default 48)")
+
+
+def main(args: argparse.Namespace) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from traformer.data import Corpus, load_tokenizer
+    from traformer.data.cache import cache_folder
+
+    corpus = Corpus(args.data)
+    tokenizer = load_tokenizer(args.tokenizer, corpus.training_text)
+    table = Table(
+        title=f"{corpus.name}, tokenizer {tokenizer.label} ({tokenizer.vocab_size:,} entries)",
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+    )
+    headings = (
+        "split",
+        "files",
+        "documents",
+        "bytes",
+        "words",
+        "line ends",
+        "tokens",
+        "bytes a token",
+        "on disk as",
+        "MB/s",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    texts = {split: corpus.open(split, tokenizer, args.separator) for split in corpus.splits()}
+    for split, text in texts.items():
+        counts = text.counts
+        speed = text.meta["bytes"] / 1e6 / max(text.meta["seconds"], 1e-9)
+        table.add_row(
+            corpus.describe(split),
+            f"{len(text.meta['sources']):,}",
+            f"{len(text.documents):,}",
+            *(f"{number:,}" for number in (counts.bytes, counts.words, counts.line_ends, counts.tokens)),
+            f"{counts.bytes / counts.tokens:.2f}",
+            text.dtype,
+            f"{speed:,.1f}",
+        )
+    console = Console(width=None if Console().is_terminal else 160, highlight=False)
+    console.print(table)
+    for split, text in texts.items():
+        ids = text.tokens[: args.show].tolist()
+        print(f"{split} starts: {tokenizer.decode(ids)!r}")
+    print(f"MB/s: of text, when it was tokenised; kept in {cache_folder() / 'tokens'}")
