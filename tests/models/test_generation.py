@@ -265,3 +265,42 @@ def test_the_shared_prefix_example_runs(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["shared_prefix.py", "--prefix", "64", "--questions", "3"])
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.count("same logits as the plain forward") == 2
+
+
+@pytest.fixture
+def index_from_the_start(monkeypatch):
+    """TRA uses the cache's key index at any length, not only where it pays."""
+    backends = pytest.importorskip("traformer.ops").available_backends()
+    if "cpu" not in backends:
+        pytest.skip("the index is for the compiled kernel")
+    monkeypatch.setattr("traformer.layers.threshold_relative.INDEX_FROM", 0)
+
+
+@torch.no_grad()
+def test_the_key_index_stays_in_step(index_from_the_start):
+    model = small_model("tra")
+    x = tokens(batch=2, length=300)
+    expected = model(x, use_cache=False).logits
+    cache = TraformerCache(model.config)
+    torch.testing.assert_close(in_chunks(model, x, [130, 1, 1, 63, 64, 1, 40], cache), expected, **CLOSE)
+    index = cache.layers[1].key_index
+    assert index is not None and index.length == 300
+    cache.crop(-100)  # back, on another way, with rows changed as beam search changes them
+    assert index.length == 200
+    order = torch.tensor([1, 0])
+    cache.reorder_cache(order)
+    other = tokens(batch=2, length=70, seed=5)
+    logits = in_chunks(model, other, [1, 66, 3], cache)
+    torch.testing.assert_close(logits, model(torch.cat([x[order, :200], other], 1)).logits[:, 200:], **CLOSE)
+    repeated = cache.repeat(2)
+    more = tokens(batch=4, length=3, seed=6)
+    whole = torch.cat([x[order, :200], other], 1).repeat_interleave(2, dim=0)
+    logits = in_chunks(model, more, [1, 2], repeated)
+    torch.testing.assert_close(logits, model(torch.cat([whole, more], 1)).logits[:, 270:], **CLOSE)
+
+
+def test_generation_with_the_key_index(index_from_the_start):
+    model, x = small_model("tra"), tokens(length=90)
+    for settings in ({"do_sample": False}, {"do_sample": False, "num_beams": 3}):
+        expected = model.generate(x, max_new_tokens=50, use_cache=False, **settings)
+        assert torch.equal(model.generate(x, max_new_tokens=50, **settings), expected)

@@ -18,6 +18,10 @@ from traformer.ops import (
     available_backends,
     threshold_relative_attention,
 )
+from traformer.ops.threshold_relative.backends import choose_backend
+
+# Keys from which on an index of them pays: keeping it costs a token more than reading fewer keys than these.
+INDEX_FROM = 4096
 
 
 class ThresholdRelativeAttention(AttentionLayer):
@@ -89,6 +93,7 @@ class ThresholdRelativeAttention(AttentionLayer):
             **options,
             dropout_p=self.dropout_p if self.training else 0.0,
             score_bound=score_bound,
+            key_index=self._key_index(k, context),
             tolerance=self.option["tolerance"],
             backend=self.option["backend"],
         )
@@ -138,6 +143,16 @@ class ThresholdRelativeAttention(AttentionLayer):
             if score_bound is not None:
                 score_bound = factor.detach().float() * score_bound
         return q, score_bound
+
+    def _key_index(self, k: Tensor, context: AttentionContext) -> Any:
+        """The cache's index of its keys, where it keeps one and the kernel that will run can use it; else None."""
+        cache = context.past_key_values
+        if cache is None or k.shape[2] < INDEX_FROM or torch.compiler.is_compiling():
+            return None
+        indexed = getattr(cache.layers[self.layer_idx], "indexed", None)
+        if indexed is None or choose_backend(self.option["backend"], k.device, k.dtype, k.shape[3]) != "cpu":
+            return None
+        return indexed(k)
 
     def _exclude_self(self, device: torch.device) -> bool | Tensor:
         if isinstance(self._excluded_heads, bool):

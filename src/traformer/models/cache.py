@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from traformer.errors import InputError
 from traformer.layers import ATTENTIONS
 from traformer.models.config import TraformerConfig
+from traformer.ops.threshold_relative.key_index import KeyIndex
 
 
 class GrowingLayer(DynamicLayer):
@@ -24,6 +25,7 @@ class GrowingLayer(DynamicLayer):
     def __init__(self) -> None:
         self._buffers: tuple[Tensor, Tensor] | None = None  # each [B, H, capacity, D]
         self._length = 0
+        self.key_index: KeyIndex | None = None
         super().__init__()
 
     # transformers' own methods read and assign `keys` and `values`; both are views of the buffers.
@@ -96,19 +98,28 @@ class GrowingLayer(DynamicLayer):
     def store(self, keys: Tensor, values: Tensor) -> None:
         """Hold exactly these keys and values [B, H, length, D] from now on."""
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        self._buffers, self._length = (keys, values), keys.shape[2]
+        self._buffers, self._length, self.key_index = (keys, values), keys.shape[2], None
+
+    def indexed(self, keys: Tensor) -> KeyIndex:
+        """The index of these keys [B, H, length, D], brought up to date with those added since the last call."""
+        if self.key_index is None:
+            self.key_index = KeyIndex()
+        self.key_index.append(keys[:, :, self.key_index.length :])
+        return self.key_index
 
     def get_seq_length(self) -> int:
         return self._length
 
     def reset(self) -> None:
-        self._buffers, self._length, self.is_initialized = None, 0, False
+        self._buffers, self._length, self.is_initialized, self.key_index = None, 0, False, None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last -tokens_to_remove tokens (transformers counts them as a negative number)."""
         if tokens_to_remove > 0:
             raise InputError(f"crop takes minus the number of tokens to remove, not {tokens_to_remove}")
         self._length = max(self._length + tokens_to_remove, 0)
+        if self.key_index is not None:
+            self.key_index.truncate(min(self.key_index.length, self._length))
 
     def offload(self) -> None:
         self._each(lambda x: x.to("cpu", non_blocking=True))
@@ -119,12 +130,17 @@ class GrowingLayer(DynamicLayer):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._each(lambda x: x.index_select(0, beam_idx.to(x.device)))
+        if self.key_index is not None:
+            self.key_index.reorder(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._each(lambda x: x.repeat_interleave(repeats, dim=0))
+        if self.key_index is not None:
+            self.key_index.repeat(repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._each(lambda x: x[indices])
+        self.key_index = None
 
     def _each(self, change: Any) -> None:
         """Change the buffers with what room they have left, so that the next token needs no copy."""
