@@ -217,6 +217,17 @@ def test_save_and_load(converted, tmp_path):
     assert torch.equal(same(x).logits, converted(x).logits)
 
 
+def test_qk_norm():
+    """TRA has it as published, unless the model has its own; other methods leave scores as they were."""
+    assert convert(source("llama")).config.qk_norm and not convert(source("llama"), "rope").config.qk_norm
+    own = convert(source("qwen3"))
+    assert not own.config.qk_norm and own.model.layers[0].self_attn.q_norm.weight.std() > 0
+    assert not convert(source("gpt2"), qk_norm=False).config.qk_norm
+    q, k, _ = convert(source("gpt2")).transformer.h[0].attn.project(torch.randn(1, 5, 32))
+    for x in (q, k):
+        torch.testing.assert_close(x.square().mean(-1), torch.ones(1, 4, 5), rtol=1e-3, atol=1e-3)
+
+
 def test_options_are_saved(tmp_path):
     model = convert(source("qwen3"), qk_norm=True, threshold=0.25, exclude_self="half", temperature=True)
     model.save_pretrained(tmp_path)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers import ATTENTIONS
+from traformer.layers import ATTENTIONS, ThresholdRelativeAttention
 from traformer.models.conversion.families import FAMILIES, ConvertedForCausalLM, Family
 
 
@@ -19,7 +19,7 @@ def convert(
     model: PreTrainedModel,
     attention: str = "tra",
     *,
-    qk_norm: bool = False,
+    qk_norm: bool | None = None,
     keep_positions: bool = False,
     copy: bool = True,
     **attention_options: Any,
@@ -28,9 +28,9 @@ def convert(
 
     model              a causal language model of the families Llama, Mistral, Qwen2, Qwen3 or GPT-2
     attention          a name in ATTENTIONS
-    qk_norm            True: queries and keys are RMS-normalised without a learned scale, as in Threshold Relative
-                       Attention as published (a norm of the model's own, as in Qwen3, then goes); False: scores stay as
-                       the model was trained to make them
+    qk_norm            True: queries and keys are RMS-normalised without a learned scale, as in TRA as published (a norm
+                       of the model's own, as in Qwen3, then goes); False: scores stay as the model was trained to make
+                       them. By default True for TRA, unless the model has a norm of its own, and False for the others
     keep_positions     GPT-2: go on adding its learned positions, which end at its trained length; else they go, and
                        only their mean stays, added to every token embedding
     copy               False: the new model takes the given one's tensors over, which must then not be used any more
@@ -42,6 +42,11 @@ def convert(
     To be of use, a converted model must be tuned.
     """
     family = _family_of(model)
+    if attention not in ATTENTIONS:
+        raise unknown_name("attention", attention, ATTENTIONS)
+    if qk_norm is None:
+        has_own = any(name.endswith(".q_norm.weight") for name, _ in model.named_parameters())
+        qk_norm = issubclass(ATTENTIONS[attention], ThresholdRelativeAttention) and not has_own
     config = _converted_config(family, model, attention, qk_norm, keep_positions, attention_options)
     weights = _renamed(family, model, config)
     with torch.device("meta"):  # no memory, no time: all tensors come from the source
@@ -76,8 +81,6 @@ def _family_of(model: Any) -> Family:
 def _converted_config(
     family: Family, model: PreTrainedModel, attention: str, qk_norm: bool, keep_positions: bool, options: dict[str, Any]
 ) -> PretrainedConfig:
-    if attention not in ATTENTIONS:
-        raise unknown_name("attention", attention, ATTENTIONS)
     trunk: Any = model.base_model
     has_learned = hasattr(trunk, "wpe")
     if keep_positions and not has_learned:
