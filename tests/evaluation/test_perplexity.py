@@ -97,7 +97,8 @@ def test_the_interval_covers_the_mean_of_noise() -> None:
 def train(folder: Path, out: Path, *more: str) -> None:
     assert main(
         ["train", "--task", "text", "--task-option", f"data={folder}", "--length", "32", "--layers", "1",
-         "--width", "32", "--heads", "2", "--steps", "3", "--batch-size", "4", "--threads", "1", "--out", str(out), *more]
+         "--width", "32", "--heads", "2", "--steps", "3", "--batch-size", "4", "--threads", "1",
+         "--out", str(out), *more]
     ) == 0  # fmt: skip
 
 
