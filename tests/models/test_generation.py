@@ -299,6 +299,16 @@ def test_the_key_index_stays_in_step(index_from_the_start):
     torch.testing.assert_close(logits, model(torch.cat([whole, more], 1)).logits[:, 270:], **CLOSE)
 
 
+def test_the_key_index_leaves_inference_mode(index_from_the_start):
+    model, x = small_model("tra"), tokens(length=90)
+    cache = TraformerCache(model.config)
+    with torch.inference_mode():
+        model(x[:, :70], past_key_values=cache)
+    with torch.no_grad():
+        logits = in_chunks(model, x[:, 70:], [1, 19], cache)
+        torch.testing.assert_close(logits, model(x).logits[:, 70:], **CLOSE)
+
+
 def test_generation_with_the_key_index(index_from_the_start):
     model, x = small_model("tra"), tokens(length=90)
     for settings in ({"do_sample": False}, {"do_sample": False, "num_beams": 3}):

@@ -26,6 +26,7 @@ class GrowingLayer(DynamicLayer):
         self._buffers: tuple[Tensor, Tensor] | None = None  # each [B, H, capacity, D]
         self._length = 0
         self.key_index: KeyIndex | None = None
+        self._index_is_inference = False
         super().__init__()
 
     # transformers' own methods read and assign `keys` and `values`; both are views of the buffers.
@@ -102,8 +103,9 @@ class GrowingLayer(DynamicLayer):
 
     def indexed(self, keys: Tensor) -> KeyIndex:
         """The index of these keys [B, H, length, D], brought up to date with those added since the last call."""
-        if self.key_index is None:
-            self.key_index = KeyIndex()
+        leaves_inference = self._index_is_inference and not torch.is_inference_mode_enabled()
+        if self.key_index is None or leaves_inference:  # what inference mode made cannot be written to outside it
+            self.key_index, self._index_is_inference = KeyIndex(), torch.is_inference_mode_enabled()
         self.key_index.append(keys[:, :, self.key_index.length :])
         return self.key_index
 
