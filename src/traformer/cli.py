@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("traformer.commands.generate", "let a run's model go on from a prompt, token by token"),
     "diagnose": (
         "traformer.commands.diagnose",
-        "why a run fails beyond its length: residue and positional up-weighting",
+        "why a run fails beyond its length: residue, up-weighting",
     ),
     "stretch": (
         "traformer.commands.stretch",

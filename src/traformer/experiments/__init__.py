@@ -6,4 +6,6 @@ from __future__ import annotations
 EXPERIMENTS: dict[str, str] = {
     "demo": "TRA beside RoPE on flip-flop and induction, to 8 times the training length",
     "text": "perplexity by window, 128 to 4096, trained at 128: TRA beside RoPE, ALiBi, NoPE and FoT",
+    "peers": "TRA, its ablations, extensions and peers on flip-flop and copy: 4 seeds, to 8 times the length",
+    "peers_lr": "the learning-rate search that comes before it",
 }

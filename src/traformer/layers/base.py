@@ -145,7 +145,7 @@ class AttentionLayer(nn.Module):
         return x
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
-        """What a new key carries beside k and v, [B, Hkv, T, S] or None: cached with it; `attend` gets that of all keys."""
+        """What a new key carries beside k and v, [B, Hkv, T, S] or None: cached with it, given to `attend` for all."""
         return None
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
@@ -181,7 +181,7 @@ class AttentionLayer(nn.Module):
 
     def remember(self, k: Tensor, v: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         """Add the new tokens' keys and values to the cache; returns those of all tokens."""
-        layer = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
+        layer: Any = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
         if layer is not None and layer.is_initialized and layer.keys.shape[-1] != k.shape[-1]:
             # transformers has made room for keys of head_dim channels before it saw one; ours carry more.
             if torch.compiler.is_exporting():

@@ -75,8 +75,8 @@ class LSTMLayer(AttentionLayer):
             places = torch.arange(length, device=x.device, dtype=context.cu_seqlens.dtype)
             restart = torch.isin(places, context.cu_seqlens)
         if cache is not None and _holds_something(context):
-            layer = cache.layers[self.layer_idx]
-            state = tuple(_last(part[:, 0], context) for part in (layer.keys, layer.values))
+            layer: Any = cache.layers[self.layer_idx]
+            state = _last(layer.keys[:, 0], context), _last(layer.values[:, 0], context)
         h, c = lstm_steps(x, weights, state, real, restart)
         if cache is not None:
             self.remember(h[:, None], c[:, None], cache)

@@ -42,8 +42,8 @@ class T5BiasAttention(SoftmaxAttentionLayer):
         buckets, far = options["buckets"], options["max_distance"]
         if not (isinstance(buckets, int) and isinstance(far, int) and 4 <= buckets < 2 * far):
             raise InputError(
-                "attention options buckets and max_distance must be whole numbers with 4 <= buckets < 2 * max_distance, "
-                f"got {buckets!r} and {far!r}"
+                "attention options buckets and max_distance must be whole numbers, 4 <= buckets < 2 * max_distance, "
+                f"not {buckets!r} and {far!r}"
             )
 
     def reset_own_parameters(self) -> None:

@@ -28,18 +28,18 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
     """TRA with parts exchanged, for ablations and extensions: which keys stay, how distance is counted, how it decays.
 
     Options beyond TRA's own; their defaults are TRA as published:
-        distance    "contextual": kept keys are counted. "none": no distance (NoPE on the kept keys). "ordinary": a fixed
-                    slope a head times i - j, as ALiBi. "forgetting": gates of all tokens between, as FoT
+        distance    "contextual": kept keys are counted. "none": no distance (NoPE on the kept keys). "ordinary": a
+                    fixed slope a head times i - j, as ALiBi. "forgetting": gates of all tokens between, as FoT
         removal     False: no key is removed; the softmax runs over all, distance counts those above the threshold
         decay       "gate": learned, from the query's token. "fixed": minus ALiBi's slope of the head
-        gate_bias   the decay gate's bias at the start (None: torch's default); 3 forgets 5 % a kept key, -2 forgets 88 %
+        gate_bias   the decay gate's bias at the start (None: torch's own); 3 forgets 5 % a kept key, -2 forgets 88 %
         threshold_growth  a: the threshold is threshold + a * sqrt(2 log n) for the n-th token. After QK-norm scores of
                     unrelated keys are near a standard normal, whose maximum over n draws grows like sqrt(2 log n)
         margin      m: in training each query's threshold is drawn from threshold + [0, 2m], in evaluation it is
                     threshold + m. Keys near it are kept or removed by chance, so training drives them away from it
-        learned_threshold  an input-adaptive threshold: softplus(w_h . x + b_h) on top of `threshold`, b_h starting at -2.
-                    The choice of keys has no gradient, so the backward takes a straight-through one, as if a key were
-                    weighted by sigmoid((s - threshold) / 0.5). Training is eager, evaluation uses the fused operator
+        learned_threshold  an input-adaptive threshold: softplus(w_h . x + b_h) on top of `threshold`, b_h starting at
+                    -2. The choice of keys has no gradient, so the backward takes a straight-through one, as if a key
+                    were weighted by sigmoid((s - threshold) / 0.5). Training is eager, evaluation uses the fused operator
 
     The fused operator serves contextual or no distance with removal; the others are eager, in blocks of queries.
     """

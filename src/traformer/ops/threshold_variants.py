@@ -26,14 +26,14 @@ def threshold_variant_attention(
     query_start: int | Tensor = 0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Softmax over the keys that score above the threshold (removal) or over all (no removal), with one kind of distance.
+    """Softmax over the keys that score above the threshold (removal) or over all (no removal), with a kind of distance.
 
     visible          bool [B or 1, Hq or 1, T, Tk]; threshold [B or 1, Hq or 1, T]
-    log_decay        [B, Hq, T]: adds log_decay_i * c_ij, c_ij = keys above the threshold in [j .. i]: contextual distance
-    key_bias         [B or 1, Hq, Tk]: adds this to key j's logit: ordinary distance (a slope times its position, or minus
-                     the running sum of log forget gates; the query's own part is the same for its whole row)
-    surrogate_width  a straight-through gradient for the threshold: forward keeps or removes, backward behaves as if each
-                     key had been weighted by sigmoid((s - threshold) / surrogate_width)
+    log_decay        [B, Hq, T]: adds log_decay_i * c_ij, c_ij = keys above it in [j .. i]: contextual distance
+    key_bias         [B or 1, Hq, Tk]: adds this to key j's logit: ordinary distance (a slope times its position, or
+                     minus the running sum of log forget gates; the query's own part is the same for its whole row)
+    surrogate_width  a straight-through gradient for the threshold: forward keeps or removes, backward behaves as if
+                     each key had been weighted by sigmoid((s - threshold) / surrogate_width)
     A row without any key gets zeros.
     """
     rows_inputs: Sequence[Tensor] = (threshold.unsqueeze(-1),)

@@ -59,7 +59,7 @@ def plot_diagnosis(rows: Sequence[Row], summary: Sequence[Row], folder: Path) ->
         "length / training length", "weight", (1.0, "trained"),
     )  # fmt: skip
     second = _plot(
-        lifted, folder / "upweighting.png", "Up-weighting: pairs in which position lifts a negative key above a positive one",
+        lifted, folder / "upweighting.png", "Up-weighting: position lifts a negative key above a positive one",
         "distance of the lifted key / longest training sequence", "% of pairs", (1.0, "trained"),
     )  # fmt: skip
     return [first, second]

@@ -1,0 +1,75 @@
+"""The laptop-scale table: TRA, its ablations and extensions, and its peers in one trunk, on flip-flop and unique copy.
+
+Every method has the same decoder, data, steps and choice of learning rates; 4 seeds; exact match at 1, 2, 4 and 8
+times the training length. About 5 core-minutes a cell. Two commands, both resumable:
+
+    tra sweep peers_lr --out runs/peers_lr && python -m traformer.experiments.peers_lr runs/peers_lr
+    tra sweep peers --out runs/peers
+
+The first trains each method for a quarter of the steps at three rates with a seed of its own, and writes down the
+rate with the lowest loss on the training distribution; nothing beyond the training length is looked at. Without it
+every method has lr 1e-3.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from traformer.experiments.cell import Cell
+from traformer.layers.named import ABLATIONS, EXTENSIONS
+from traformer.training.config import RunConfig
+
+TITLE = "TRA, its ablations, its extensions and its peers in the same decoder"
+
+PEERS = ("rope", "nope", "alibi", "cope", "fot", "stick_breaking")
+METHODS = ("tra", *PEERS, *ABLATIONS, *EXTENSIONS)
+SEEDS = (0, 1, 2, 3)
+DEFAULT_LR = 1e-3
+LEARNING_RATES_FILE = Path(__file__).with_name("peers_learning_rates.json")
+
+_COMMON = RunConfig(
+    preset="tiny", lr=DEFAULT_LR, log_every=50, save_every=500, keep=1, threads=1, clip=1.0,
+    model_options={"attention_dropout": 0.0, "hidden_dropout": 0.0},
+)  # fmt: skip
+# No dropout: it would push torch's attention off its fused path on a CPU and treat the methods unequally.
+TASKS: dict[str, tuple[RunConfig, str]] = {
+    "flip_flop": (
+        _COMMON.replace(task="flip_flop", task_options={"length": 64}, batch_size=32, steps=2000),
+        "64,128,256,512",
+    ),
+    "copy": (
+        _COMMON.replace(
+            task="copy",
+            task_options={"max_length": 10, "alphabet": "unique"},
+            model_options={**_COMMON.model_options, "num_hidden_layers": 4},
+            batch_size=64,
+            steps=2500,
+        ),
+        "10,20,40,80",
+    ),
+}
+EXAMPLES = 256
+
+
+def learning_rates() -> dict[str, dict[str, float]]:
+    """task -> method -> rate, as the search found them; empty before it."""
+    if not LEARNING_RATES_FILE.exists():
+        return {}
+    return json.loads(LEARNING_RATES_FILE.read_text(encoding="utf-8"))
+
+
+def cells() -> list[Cell]:
+    """Seed by seed, so that an interrupted table has whole columns."""
+    found = learning_rates()
+    return [
+        Cell(
+            f"{task}-{method}-seed{seed}",
+            config.replace(attention=method, seed=seed, lr=found.get(task, {}).get(method, DEFAULT_LR)),
+            lengths,
+            EXAMPLES,
+        )
+        for seed in SEEDS
+        for task, (config, lengths) in TASKS.items()
+        for method in METHODS
+    ]

@@ -1,0 +1,72 @@
+"""The learning-rate search for `peers`: each method at three rates, a quarter of the steps, a seed of its own.
+
+As a program, `python -m traformer.experiments.peers_lr DIR`, it reads the finished sweep and writes the best rates
+where `peers` finds them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from traformer.errors import RunError
+from traformer.experiments.cell import Cell
+from traformer.experiments.peers import LEARNING_RATES_FILE, METHODS, TASKS
+from traformer.training.files import write_atomically
+from traformer.training.run_folder import RunFolder
+
+TITLE = "Learning rates for the table of peers"
+RATES = (3e-4, 1e-3, 3e-3)
+SEED = 100
+LAST_LINES = 3  # of metrics.jsonl that the loss is averaged over
+
+
+def cells() -> list[Cell]:
+    return [
+        Cell(
+            f"{task}-{method}-lr{rate:g}",
+            config.replace(attention=method, seed=SEED, lr=rate, steps=config.steps // 4),
+            lengths.split(",")[0],
+            64,
+        )
+        for task, (config, lengths) in TASKS.items()
+        for method in METHODS
+        for rate in RATES
+    ]
+
+
+def choose(folder: Path) -> dict[str, dict[str, float]]:
+    """task -> method -> the rate whose training loss ended lowest."""
+    chosen: dict[str, dict[str, float]] = {}
+    for task in TASKS:
+        for method in METHODS:
+            losses = {rate: _last_loss(folder / f"{task}-{method}-lr{rate:g}") for rate in RATES}
+            chosen.setdefault(task, {})[method] = min(losses, key=lambda rate: losses[rate])
+    return chosen
+
+
+def _last_loss(path: Path) -> float:
+    rows = RunFolder.open(path).read_metrics()
+    if not rows:
+        raise RunError(f"{path} has no metrics yet; finish the sweep first: tra sweep peers_lr --out {path.parent}")
+    last = [row["loss"] for row in rows[-LAST_LINES:]]
+    return sum(last) / len(last)
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 1:
+        print("usage: python -m traformer.experiments.peers_lr DIR", file=sys.stderr)
+        return 2
+    try:
+        chosen = choose(Path(argv[0]))
+    except RunError as error:
+        print(f"tra: error: {error}", file=sys.stderr)
+        return 2
+    write_atomically(LEARNING_RATES_FILE, json.dumps(chosen, indent=1) + "\n")
+    print(f"written to {LEARNING_RATES_FILE}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

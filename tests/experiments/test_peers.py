@@ -1,0 +1,52 @@
+"""The table of peers as a list: cells can be built, methods are treated alike, the search is read back right."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from traformer.errors import RunError
+from traformer.experiments import peers, peers_lr
+from traformer.training.build import build_model_config, build_task
+from traformer.training.run_folder import RunFolder
+
+
+def test_every_cell_can_be_built():
+    cells = peers.cells()
+    assert len(cells) == len({cell.name for cell in cells}) == 2 * 4 * len(peers.METHODS)
+    for cell in [*cells, *peers_lr.cells()]:
+        task = build_task(cell.config.task, cell.config.task_options)
+        build_model_config(cell.config, task)
+        factors = [split.size / task.length_range[1] for split in task.test_splits(cell.lengths)]
+        assert 1.0 in factors
+        if cell in cells:
+            assert sorted(set(factors)) == [1, 2, 4, 8]
+
+
+def test_methods_differ_in_attention_rate_and_seed_alone():
+    for task, (config, _) in peers.TASKS.items():
+        for cell in peers.cells():
+            if cell.config.task == task:
+                alike = cell.config.replace(attention=config.attention, seed=config.seed, lr=config.lr)
+                assert alike == config
+
+
+def test_the_search_takes_the_lowest_loss(tmp_path, monkeypatch):
+    for cell in peers_lr.cells():
+        folder = RunFolder(tmp_path / cell.name)
+        folder.write_config(cell.config, {})
+        loss = abs(cell.config.lr - (3e-3 if cell.config.attention == "rope" else 3e-4))
+        lines = [{"step": step, "loss": 5.0 if step == 1 else loss} for step in range(1, 5)]
+        folder.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(peers_lr, "LEARNING_RATES_FILE", tmp_path / "found.json")
+    monkeypatch.setattr(peers, "LEARNING_RATES_FILE", tmp_path / "found.json")
+    assert peers_lr.main([str(tmp_path)]) == 0
+    rates = {(cell.config.task, cell.config.attention): cell.config.lr for cell in peers.cells()}
+    assert rates["copy", "rope"] == rates["flip_flop", "rope"] == 3e-3
+    assert rates["copy", "tra"] == 3e-4
+
+
+def test_an_unfinished_search_is_told(tmp_path):
+    with pytest.raises(RunError, match="there is no run folder"):
+        peers_lr.choose(tmp_path)
