@@ -127,6 +127,7 @@ class ThresholdRelativeAttention(AttentionLayer):
             cu_seqlens=context.cu_seqlens,
             query_start=query_start,
             score_bound=score_bound,
+            key_index=self._key_index(k, context),
             tolerance=self.option["tolerance"],
             backend=self.option["backend"],
         )
