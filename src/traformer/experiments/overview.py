@@ -25,6 +25,7 @@ class Overview(SweepView):
         self.live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
         self.started = self.last_line = time.monotonic()
         self.last_draw = 0.0
+        self.states: Sequence[CellState] = []
 
     def __enter__(self) -> Overview:
         if self.live:
@@ -33,6 +34,7 @@ class Overview(SweepView):
 
     def __exit__(self, *error: object) -> None:
         if self.live:
+            self.live.update(self.table(self.states))
             self.live.stop()
 
     def changed(self, state: CellState) -> None:
@@ -46,6 +48,7 @@ class Overview(SweepView):
 
     def tick(self, states: Sequence[CellState]) -> None:
         now = time.monotonic()
+        self.states = states
         if self.live and now - self.last_draw > 0.5:
             self.last_draw = now
             self.live.update(self.table(states))

@@ -151,6 +151,7 @@ def run_sweep(
         for number, handler in previous.items():
             signal.signal(number, handler)
         _stop_all(states, view)
+        view.tick(states)
     if stop:
         error = RunError(f"the sweep was stopped and its cells have saved; the same command goes on with {out}")
         error.exit_status = 128 + stop[0]  # type: ignore[attr-defined]

@@ -186,7 +186,7 @@ class _Run:
         return checkpoint
 
     def train(self) -> TrainingResult:
-        started = time.monotonic()
+        started, cpu_started = time.monotonic(), time.process_time()
         config, counters = self.config, self.counters
         rows = self.folder.read_metrics()
         last = rows[-1] if rows else {}
@@ -205,7 +205,11 @@ class _Run:
                 self.progress.step(step, values["loss"], speed)
                 if step % config.log_every == 0 or step == config.steps:
                     last = self._log_line(values)
-                    clock = {"seconds": round(now - started, 3), "tokens_per_second": round(speed, 1)}
+                    clock = {
+                        "seconds": round(now - started, 3),
+                        "cpu_seconds": round(time.process_time() - cpu_started, 3),
+                        "tokens_per_second": round(speed, 1),
+                    }
                     metrics.write({**last, "clock": clock})
                     board(last)
                     self.progress.log(step, last["loss"], last["accuracy"], last["lr"], speed)
