@@ -3,6 +3,8 @@
 // Included inside an unnamed namespace of each per-ISA translation unit.
 
 constexpr int DECODE_QUERIES = 8;       // up to this many queries per call take this path
+constexpr int FIRST_KEYS = 256;         // read before any other thread is woken: rows that decay are settled by then
+constexpr int FIRST_QUERIES = 64;       // unless there are more rows than this
 constexpr int NEAR_KEYS = 2048;         // read by one thread before the rest is shared out
 constexpr int RANGE_KEYS = 4096;        // least length of a shared-out range
 constexpr int P8 = W < 8 ? W : 8;       // head sizes are multiples of 8, not of 16
@@ -19,7 +21,7 @@ struct Partial {
 
 struct DecodeSpace {
   alignas(64) float scores[KB + 16], logits[KB + 16];
-  int32_t kept[KB];
+  int32_t kept[KB + 1];
   float q[256], scaled[256], row[256];
   float keys[KB * 256];
 };
@@ -34,21 +36,33 @@ struct Query {
   bool decay_bad;
 };
 
+// out[i] = sum of the lanes of acc[i]
+INLINE void sum_lanes(const vp (&acc)[4], float* out) {
+#if defined(__AVX__) && TRA_LANES >= 8
+  __m256 ab = _mm256_hadd_ps((__m256)acc[0], (__m256)acc[1]), cd = _mm256_hadd_ps((__m256)acc[2], (__m256)acc[3]);
+  __m256 all = _mm256_hadd_ps(ab, cd);
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#else
+  for (int i = 0; i < 4; i++) {
+    float s = 0;
+    for (int l = 0; l < P8; l++) s += acc[i][l];
+    out[i] = s;
+  }
+#endif
+}
+
 NOINLINE void dot_rows(const float* q, const float* keys, int64_t stride, int n, int D, float* scores) {
   int j = 0;
   for (; j + 4 <= n; j += 4) {
     vp acc[4] = {};
+    for (int i = 0; i < 4; i++)  // the block to the left is next, and hardware does not foresee that
+      for (int e = 0; e < D; e += 16) __builtin_prefetch(keys + (j + i - KB) * stride + e);
     for (int e = 0; e < D; e += P8) {
       vp x = load_as<vp>(q + e);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; i++) acc[i] += x * load_as<vp>(keys + (j + i) * stride + e);
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-      float s = 0;
-      for (int l = 0; l < P8; l++) s += acc[i][l];
-      scores[j + i] = s;
-    }
+    sum_lanes(acc, scores + j);
   }
   for (; j < n; j++) {
     vp acc = {};
@@ -56,6 +70,32 @@ NOINLINE void dot_rows(const float* q, const float* keys, int64_t stride, int n,
     float s = 0;
     for (int l = 0; l < P8; l++) s += acc[l];
     scores[j] = s;
+  }
+}
+
+// out[d] += sum over i of weights[i] * (row i of the kept values)[d]; rows are given by their distance from `base`
+NOINLINE void add_values(const float* weights, const int32_t* rows, int n, const float* base, int64_t stride, float* out, int D) {
+  int d = 0;
+  for (; d + 4 * P8 <= D; d += 4 * P8) {
+    vp acc[4] = {};
+    for (int i = 0; i < n; i++) {
+      vp x = weights[i] - vp{};
+      const float* v = base + rows[i] * stride + d;
+      if (d == 0 && i + 8 < n)
+        for (int e = 0; e < D; e += 16) __builtin_prefetch(base + rows[i + 8] * stride + e);
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; k++) acc[k] += x * load_as<vp>(v + k * P8);
+    }
+    for (int k = 0; k < 4; k++) {
+      vp sum = load_as<vp>(out + d + k * P8) + acc[k];
+      __builtin_memcpy(out + d + k * P8, &sum, sizeof sum);
+    }
+  }
+  for (; d < D; d += P8) {
+    vp acc = {};
+    for (int i = 0; i < n; i++) acc += weights[i] * load_as<vp>(base + rows[i] * stride + d);
+    vp sum = load_as<vp>(out + d) + acc;
+    __builtin_memcpy(out + d, &sum, sizeof sum);
   }
 }
 
@@ -78,19 +118,21 @@ INLINE bool block_is_below(const Call& c, const Query& q, const float* scaled, i
   return best + margin <= q.threshold;
 }
 
-// Walks keys [low, high) from the right. `before` kept keys and a total of `weight` (at shift 0) are known to lie further right.
-static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, int high, float before, float weight, bool adjacent, Partial& r) {
-  const TraProblem& p = *c.p;
-  const int D = c.D;
-  const uint8_t* padding = p.key_padding ? p.key_padding + q.b * p.keys : nullptr;
-  const float tolerance = (float)p.tolerance * 0.9999f;
+INLINE void start(Partial& r, int high, int D) {
   r.sum = r.count = 0;
   r.shift = -1e30f;
   r.poisoned = r.settled = 0;
   r.reach = high;
   for (int d = 0; d < D; d++) r.out[d] = 0;
+}
 
-  for (int j1 = high; j1 > low;) {
+// Walks on from r.reach to `low`, right to left. `before` kept keys and a total of `weight` (at shift 0) are known to lie further right.
+static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, float before, float weight, bool adjacent, Partial& r) {
+  const TraProblem& p = *c.p;
+  const int D = c.D;
+  const uint8_t* padding = p.key_padding ? p.key_padding + q.b * p.keys : nullptr;
+  const float tolerance = (float)p.tolerance * 0.9999f;
+  for (int j1 = r.reach; j1 > low;) {
     const int block = (j1 - 1) / KB, j0 = most(block * KB, low), n = j1 - j0;
     j1 = j0;
     r.reach = j0;
@@ -103,26 +145,31 @@ static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, int hig
     else
       for (int j = 0; j < n; j++) norm = most(norm, norm_above(keys + j * stride, D));
     const float band = q.band * norm;
-    int m = 0;
-    for (int j = n - 1; j >= 0; j--) {
+    const int from = most(q.first - j0, 0), to = least(n, q.last + 1 - j0);  // keys the row sees, padding apart
+    for (int j = from; j < to; j++) {
       const float s = w.scores[j];
-      bool keep = s > q.threshold;
-      if (__builtin_expect(!(__builtin_fabsf(s - q.threshold) > band), 0)) {  // near, or NaN
-        double dot = 0;
-        for (int e = 0; e < D; e++) dot += (double)w.q[e] * (double)keys[j * stride + e];
-        keep = finite(s) ? dot * p.scale > q.threshold64 : true;
-      }
-      const int key = j0 + j;
-      const bool seen = key <= q.last && key >= q.first && (!padding || padding[key]);
-      if (__builtin_expect(!finite(s) && seen, 0)) {
+      if (__builtin_expect(__builtin_fabsf(s - q.threshold) > band && finite(s), 1)) continue;
+      if (padding && !padding[j0 + j]) continue;
+      if (!finite(s)) {  // counts as kept, and makes the row NaN
         r.poisoned = 1;
-        keep = true;
+        w.scores[j] = most(q.threshold, 0.f) + 1.f;
+        continue;
       }
-      if (!(keep && seen)) continue;
-      w.kept[m] = key;
-      w.logits[m] = finite(s) ? s + q.decay * (r.count + m) : 0.f;
-      m++;
+      double dot = 0;
+      for (int e = 0; e < D; e++) dot += (double)w.q[e] * (double)keys[j * stride + e];
+      if (dot * p.scale > q.threshold64) w.scores[j] = most(s, q.threshold + most(__builtin_fabsf(q.threshold) * 0x1p-22f, 1e-36f));
+      else w.scores[j] = least(s, q.threshold);
     }
+    if (__builtin_expect(padding != nullptr, 0))
+      for (int j = from; j < to; j++)
+        if (!padding[j0 + j]) w.scores[j] = -INF;
+    int m = 0;
+    for (int j = to - 1; j >= from; j--) {  // without a branch: which keys are kept is as good as random
+      w.kept[m] = j;
+      w.logits[m] = w.scores[j];
+      m += w.scores[j] > q.threshold;
+    }
+    for (int i = 0; i < m; i++) w.logits[i] += q.decay * (r.count + (float)i);
     if (m) {
       float top = r.shift;
       for (int i = 0; i < m; i++) top = most(top, w.logits[i]);
@@ -138,12 +185,19 @@ static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, int hig
       for (int i = 0; i < m; i++) sum += w.logits[i];
       r.sum += sum;
       r.count += (float)m;
-      for (int i = 0; i < m; i++) {
-        float weight_i = w.logits[i];
-        if (c.dropout && mix(q.dropout_key + (uint32_t)w.kept[i] * 0x9e3779b9u) < p.dropout_cut) weight_i = 0;
-        const float* v = rows_f32(p.dtype, p.v, q.b, q.hk, w.kept[i], 1, D, w.row, &stride);
-        for (int d = 0; d < D; d++) r.out[d] += weight_i * v[d];
+      if (c.dropout)
+        for (int i = 0; i < m; i++)
+          if (mix(q.dropout_key + (uint32_t)(j0 + w.kept[i]) * 0x9e3779b9u) < p.dropout_cut) w.logits[i] = 0;
+      const float* values = p.dtype == TRA_FLOAT32 ? row_f32(p.v, q.b, q.hk, j0) : nullptr;
+      int64_t v_stride = p.v.stride_t;
+      if (p.dtype != TRA_FLOAT32) {  // convert the kept rows only
+        for (int i = 0; i < m; i++) {
+          rows_f32(p.dtype, p.v, q.b, q.hk, j0 + w.kept[i], 1, D, w.keys + (int64_t)i * D, &v_stride);
+          w.kept[i] = i;
+        }
+        values = w.keys;
       }
+      add_values(w.logits, w.kept, m, values, v_stride, r.out, D);
     }
     const int left = j0 - q.first;
     if (left <= 0) break;
@@ -246,63 +300,91 @@ static int decode(Call& c) {
   size_t bytes = sizeof(Partial) * queries * parts + sizeof(Query) * queries + sizeof(float) * heads;
   char* memory = (char*)::malloc(bytes);
   if (!memory) return TRA_OUT_OF_MEMORY;
-  Partial* partials = (Partial*)memory;
-  Query* described = (Query*)(memory + sizeof(Partial) * queries * parts);
-  float* key_norms = (float*)(described + queries);
-  int failed = 0;
-#pragma omp parallel num_threads(p.threads) if (c.visible * queries > 512)
-  {
+  Query* described = (Query*)memory;  // first: it has the strictest alignment
+  Partial* partials = (Partial*)(described + queries);
+  float* key_norms = (float*)(partials + queries * parts);
+  int failed = 0, unsettled = 1;
+  // Without an index or a bound from the caller, the bound takes one pass over the keys.
+  const bool need_norms = !p.index_block && !p.score_bound && p.tolerance > 0;
+  const bool alone_first = !need_norms && queries <= FIRST_QUERIES;
+  if (alone_first) {
     DecodeSpace* w = (DecodeSpace*)workspace.take(sizeof(DecodeSpace) / sizeof(float));
-    if (!w) {
+    unsettled = 0;
+    if (!w) failed = 1;
+    for (int64_t i = 0; i < queries && !failed; i++) {
+      Query& q = described[i];
+      describe_query(c, i, nullptr, q, *w);
+      Partial& r = partials[i * parts];
+      const int begin = most(0, q.first), end = most(begin, q.last + 1), low = most(begin, (end - FIRST_KEYS) / KB * KB);
+      start(r, end, c.D);
+      walk(c, *w, q, low, 0, 0, true, r);
+      r.settled |= r.reach <= begin;
+      unsettled += !r.settled;
+      for (int range = 1; range < parts; range++) start(partials[i * parts + range], r.reach, c.D);
+      if (r.settled) finish_query(c, q, i, &r, 1);
+    }
+  }
+  if (unsettled && !failed) {
+#pragma omp parallel num_threads(p.threads) if (c.visible * queries > 512)
+    {
+      DecodeSpace* w = (DecodeSpace*)workspace.take(sizeof(DecodeSpace) / sizeof(float));
+      if (!w) {
 #pragma omp atomic write
-      failed = 1;
-    } else {
-      // Without an index or a bound from the caller, the bound takes one pass over the keys.
-      const bool need_norms = !p.index_block && !p.score_bound && p.tolerance > 0;
-      if (need_norms) {
+        failed = 1;
+      } else {
+        if (need_norms) {
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < heads; i++) {
-          const uint8_t* padding = p.key_padding ? p.key_padding + i / p.key_heads * p.keys : nullptr;
-          float norm = 0;
-          int64_t stride;
-          for (int64_t j = 0; j < c.visible; j++)
-            if (!padding || padding[j])
-              norm = most(norm, norm_above(rows_f32(p.dtype, p.k, i / p.key_heads, i % p.key_heads, (int)j, 1, c.D, w->row, &stride), c.D));
-          key_norms[i] = norm;
+          for (int64_t i = 0; i < heads; i++) {
+            const uint8_t* padding = p.key_padding ? p.key_padding + i / p.key_heads * p.keys : nullptr;
+            float norm = 0;
+            int64_t stride;
+            for (int64_t j = 0; j < c.visible; j++)
+              if (!padding || padding[j])
+                norm = most(norm, norm_above(rows_f32(p.dtype, p.k, i / p.key_heads, i % p.key_heads, (int)j, 1, c.D, w->row, &stride), c.D));
+            key_norms[i] = norm;
+          }
         }
-      }
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < queries; i++) {
-        Query& q = described[i];
-        describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
-        const int end = q.last + 1, begin = most(0, q.first);
-        const int low = share ? most(begin, (end - NEAR_KEYS) / KB * KB) : begin;
-        walk(c, *w, q, low, most(end, low), 0, 0, true, partials[i * parts]);
-        if (low <= begin) partials[i * parts].settled = 1;
-      }
-      if (ranges) {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t k = 0; k < queries * ranges; k++) {
-          const int64_t i = k % queries;
-          const int range = (int)(k / queries);
-          const Partial& near = partials[i * parts];
-          Partial& r = partials[i * parts + 1 + range];
-          r.count = 0;
-          r.poisoned = 0;
-          r.reach = near.reach;
-          if (near.settled) continue;
-          Query q;
+        for (int64_t i = 0; i < queries; i++) {
+          Query& q = described[i];
+          Partial& r = partials[i * parts];
+          if (alone_first && r.settled) continue;
           describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
-          const int begin = most(0, q.first), end = near.reach;
-          const int64_t blocks = (end - begin + KB - 1) / KB;
-          const int high = (int)(end - blocks * range / ranges * KB), low = (int)most<int64_t>(begin, end - blocks * (range + 1) / ranges * KB);
-          if (low >= high) continue;
-          const float weight = near.count > 0 && near.shift < 120.f ? near.sum * __builtin_exp2f(near.shift) : 0.f;
-          walk(c, *w, q, low, high, near.count, weight, false, r);
+          const int begin = most(0, q.first), end = most(begin, q.last + 1);
+          const int low = share ? most(begin, (end - NEAR_KEYS) / KB * KB) : begin;
+          if (!alone_first) start(r, end, c.D);
+          walk(c, *w, q, low, 0, 0, true, r);
+          r.settled |= r.reach <= begin;
+          for (int range = 1; range < parts; range++) start(partials[i * parts + range], r.reach, c.D);
+          if (r.settled || !ranges) {
+            r.settled = 1;
+            finish_query(c, q, i, &r, 1);
+          }
+        }
+        if (ranges) {
+#pragma omp for schedule(dynamic, 1)
+          for (int64_t k = 0; k < queries * ranges; k++) {
+            const int64_t i = k % queries;
+            const int range = (int)(k / queries);
+            const Partial& near = partials[i * parts];
+            if (near.settled) continue;
+            Query q;
+            describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
+            const int begin = most(0, q.first), end = near.reach;
+            const int64_t blocks = (end - begin + KB - 1) / KB;
+            const int high = (int)(end - blocks * range / ranges * KB);
+            const int low = (int)most<int64_t>(begin, end - blocks * (range + 1) / ranges * KB);
+            if (low >= high) continue;
+            const float weight = near.count > 0 && near.shift < 120.f ? near.sum * __builtin_exp2f(near.shift) : 0.f;
+            Partial& r = partials[i * parts + 1 + range];
+            r.reach = high;
+            walk(c, *w, q, low, near.count, weight, false, r);
+          }
+#pragma omp for schedule(static)
+          for (int64_t i = 0; i < queries; i++)
+            if (!partials[i * parts].settled) finish_query(c, described[i], i, partials + i * parts, parts);
         }
       }
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < queries; i++) finish_query(c, described[i], i, partials + i * parts, parts);
     }
   }
   ::free(memory);

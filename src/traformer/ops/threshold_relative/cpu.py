@@ -209,7 +209,7 @@ def _check_index(problem: Problem) -> None:
         raise InputError(f"key_index {list(low.shape)} does not belong to keys {list(problem.k.shape)}")
     if blocks * INDEX_BLOCK < problem.query_start + problem.q.shape[2]:
         raise InputError(
-            f"key_index describes at most {blocks * INDEX_BLOCK} keys, fewer than the queries may see; append the new keys"
+            f"key_index describes at most {blocks * INDEX_BLOCK} keys, fewer than the queries may see; append the rest"
         )
 
 

@@ -1,9 +1,9 @@
 """What a cache keeps beside its keys so that decoding need not read all of them.
 
-Keys are summarised in blocks of 64: the least and the greatest value of every channel, and the largest norm. A query that
-cannot score above its threshold anywhere within a block's bounds passes over the block unread, which is exact; and the
-largest norm of all bounds every score, which is what the early exit needs. Appending touches only the new keys and the
-block they fall into.
+Keys are summarised in blocks of 64: the least and the greatest value of every channel, and the largest norm. A query
+that cannot score above its threshold anywhere within a block's bounds passes over the block unread, which is exact; and
+the largest norm of all bounds every score, which is what the early exit needs. Appending touches only the new keys and
+the block they fall into.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class KeyIndex:
         select / repeat          the batch was cut down to some rows, or each row was repeated n times
         reset()                  the cache was emptied
 
-    and passes it on as `threshold_relative_attention(..., key_index=index)`. It must describe at least the keys up to the
-    last query; describing more is harmless, since bounds over more keys are only wider. After truncate the block that was
-    cut keeps its old, wider bounds: still exact, merely skipped less often.
+    and passes it on as `threshold_relative_attention(..., key_index=index)`. It must describe at least the keys up to
+    the last query; describing more is harmless, since bounds over more keys are only wider. After truncate the block
+    that was cut keeps its old, wider bounds: still exact, merely skipped less often.
     """
 
     def __init__(self) -> None:

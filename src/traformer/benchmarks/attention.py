@@ -1,0 +1,322 @@
+"""`tra bench attention`: the kernel against ordinary attention, by length.
+
+Every round runs each method once, in turn, so that a busy machine disturbs all alike; what is told is the ratio within
+a round: its median and its middle half. Methods:
+
+    tra        this kernel with its default tolerance        tra_full   the same with tolerance 0: every key is read
+    sdpa       torch's scaled_dot_product_attention, causal  alibi      the same with an ALiBi bias and causal mask
+    eager      the formula in plain torch                    compiled   torch.compile of it
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from traformer.commands.arguments import positive_int
+from traformer.errors import InputError, unknown_name
+
+METHODS = ("tra", "tra_full", "sdpa", "alibi", "eager", "compiled")
+DECAYS = ("init", "long", "run")
+PASSES = ("forward", "both")
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+# Batch and heads by length: about as much work for the quadratic ones as a machine has patience for.
+SHAPES = {128: (128, 4), 256: (64, 4), 512: (16, 4), 1024: (4, 8), 2048: (1, 8), 4096: (1, 8)}
+SCORES_LIMIT = 2**27  # batch * heads * length^2 above which methods that write all scores are left out
+COMPILE_LIMIT = 2**25
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `tra bench attention`."""
+    parser.add_argument("--lengths", nargs="+", type=positive_int, default=list(LENGTHS), metavar="N")
+    parser.add_argument("--methods", nargs="+", default=["tra", "tra_full", "sdpa"], metavar="NAME",
+                        help=f"of {', '.join(METHODS)} (default: tra tra_full sdpa)")  # fmt: skip
+    parser.add_argument("--decays", nargs="+", default=["init", "long"], metavar="NAME",
+                        help="init: logsigmoid(N(0,1)); long: logsigmoid(N(6,1)); run: that of --run")  # fmt: skip
+    parser.add_argument(
+        "--passes", nargs="+", default=list(PASSES), metavar="NAME", help="forward, both (default: both of them)"
+    )
+    parser.add_argument(
+        "--run", type=Path, metavar="DIR", help="a run folder: measure on its model's queries, keys and decays"
+    )
+    parser.add_argument("--head-size", type=positive_int, default=64)
+    parser.add_argument("--rounds", type=positive_int, default=15, help="timed calls a method (default 15)")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="per case, fewer rounds when they take longer (default 20)"
+    )
+    parser.add_argument("--quadratic-limit", type=positive_int, default=32768, metavar="N",
+                        help="longest length at which methods that read all keys are run (default 32k)")  # fmt: skip
+    parser.add_argument("--threads", type=positive_int, help="threads of torch (default: its own choice)")
+    parser.add_argument(
+        "--memory", action="store_true", help="also measure peak memory, each case in a process of its own"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time by length into FILE")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, print the table, write what was asked for."""
+    import torch
+
+    for kind, names, known in (
+        ("method", args.methods, METHODS),
+        ("decay", args.decays, DECAYS),
+        ("pass", args.passes, PASSES),
+    ):
+        for name in names:
+            if name not in known:
+                raise unknown_name(kind, name, known)
+    if ("run" in args.decays) != (args.run is not None):
+        raise InputError("--decays run and --run DIR belong together; give both or neither")
+    for path in (args.json, args.markdown, args.plot):
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    about = describe_machine(args.head_size)
+    print("; ".join(f"{key} {value}" for key, value in about.items()))
+    rows: list[dict[str, Any]] = []
+    for length in args.lengths:
+        batch, heads = SHAPES.get(length, (1, 2) if length <= 32768 else (1, 1))
+        for decay in args.decays:
+            inputs = draw(batch, heads, length, args.head_size, decay) if decay != "run" else from_run(args.run, length)
+            for passes in args.passes:
+                print(f"measuring length {length}, {decay} decay, {passes}", file=sys.stderr, flush=True)
+                rows += measure(args.methods, inputs, decay, passes, args.rounds, args.seconds, args.quadratic_limit)
+            if args.memory and decay != "run":
+                for row in rows[-len(args.methods) * len(args.passes) :]:
+                    if row["length"] == length and row["decay"] == decay and row["method"] in ("tra", "sdpa"):
+                        row["peak_mib"] = peak_memory(row, args.head_size, torch.get_num_threads())
+    table = markdown(rows)
+    print(table)
+    if args.markdown is not None:
+        args.markdown.write_text(f"{table}\n", encoding="utf-8")
+    if args.json is not None:
+        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    if args.plot is not None:
+        plot(rows, args.plot)
+    return 0
+
+
+def describe_machine(head_size: int) -> dict[str, Any]:
+    """What ran: versions, threads, instruction sets, and which of torch's CPU kernels answers for SDPA."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    from traformer.ops.threshold_relative import cpu
+
+    q = torch.empty(1, 1, 256, head_size)
+    names = {kind.value: name for name, kind in SDPBackend.__members__.items()}
+    chosen = names.get(int(torch._fused_sdp_choice(q, q, q, is_causal=True)), "unknown")
+    return {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "torch cpu": torch.backends.cpu.get_cpu_capability(),
+        "kernel": cpu.instruction_set() if cpu.is_available() else f"none ({cpu.unavailable_reason()})",
+        "sdpa backend": chosen,
+    }
+
+
+def draw(batch: int, heads: int, length: int, head_size: int, decay: str) -> tuple[Any, ...]:
+    """q, k, v, log_decay with QK-norm, the heads side by side in memory as a model's projections leave them."""
+    import torch
+    import torch.nn.functional as F
+
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(batch, length, heads, head_size, generator=generator) for _ in range(3))
+    q, k = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) for x in (q, k))
+    log_decay = F.logsigmoid(torch.randn(batch, heads, length, generator=generator) + (6.0 if decay == "long" else 0.0))
+    return (*(x.transpose(1, 2) for x in (q, k, v)), log_decay)
+
+
+def from_run(folder: Path, length: int) -> tuple[Any, ...]:
+    """What the last layer of a trained model hands to its attention, on its own task at this length."""
+    import torch
+
+    from traformer.layers import threshold_relative as layer
+    from traformer.training.build import load_run
+
+    model, task, _, _ = load_run(folder, device="cpu")
+    seen: list[tuple[Any, ...]] = []
+    original = layer.threshold_relative_attention
+
+    def record(q: Any, k: Any, v: Any, log_decay: Any, **options: Any) -> Any:
+        seen.append((q.detach(), k.detach(), v.detach(), log_decay.detach()))
+        return original(q, k, v, log_decay, **options)
+
+    layer.threshold_relative_attention = record
+    try:
+        with torch.no_grad():
+            ids = task.examples(seed=1, start=0, count=max(1, 8192 // length)).input_ids
+            repeats = math.ceil(length / ids.shape[1])
+            model(input_ids=ids.repeat(1, repeats)[:, :length])
+    finally:
+        layer.threshold_relative_attention = original
+    if not seen:
+        raise InputError(f"{folder} holds a model without threshold relative attention; give a run of attention 'tra'")
+    return seen[-1]
+
+
+def callables(inputs: tuple[Any, ...], passes: str, quadratic: bool) -> dict[str, Callable[[], Any]]:
+    """One closure a method, without those too large for this length."""
+    import torch
+    import torch.nn.functional as F
+
+    from traformer.ops import threshold_relative_attention
+
+    q, k, v, log_decay = (x.detach().requires_grad_(passes == "both") for x in inputs)
+    upstream = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))
+    length, heads = q.shape[2], q.shape[1]
+    scores = q.shape[0] * heads * length * length
+
+    def run(function: Callable[..., Any], *leaves: Any) -> Callable[[], Any]:
+        def forward() -> Any:
+            with torch.no_grad():
+                return function(*leaves)
+
+        return forward if passes == "forward" else lambda: torch.autograd.grad(function(*leaves), leaves, upstream)
+
+    methods = {"tra": run(threshold_relative_attention, q, k, v, log_decay)}
+    if not quadratic:
+        return methods
+    methods["tra_full"] = run(lambda *x: threshold_relative_attention(*x, tolerance=0.0), q, k, v, log_decay)
+    methods["sdpa"] = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
+    if scores <= SCORES_LIMIT:
+        position = torch.arange(length, dtype=torch.float32)
+        slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+        bias = (position - position[:, None])[None] * slopes[:, None, None]
+        bias = bias.masked_fill(position > position[:, None], -torch.inf)[None]
+        methods["alibi"] = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=bias), q, k, v)
+        methods["eager"] = run(eager_formula, q, k, v, log_decay)
+    if scores <= COMPILE_LIMIT:
+        methods["compiled"] = run(torch.compile(eager_formula), q, k, v, log_decay)
+    return methods
+
+
+def eager_formula(q: Any, k: Any, v: Any, log_decay: Any) -> Any:
+    """The mechanism as one writes it down: no bounds, no canonical recheck, full matrices."""
+    import torch
+
+    length = q.shape[2]
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[3])
+    keep = (scores > 0) & torch.ones(length, length, dtype=torch.bool).tril()
+    distance = keep.flip(-1).cumsum(-1).flip(-1)
+    logits = (scores + log_decay.unsqueeze(-1) * distance).masked_fill(~keep, -torch.inf)
+    return torch.nan_to_num(torch.softmax(logits, -1)) @ v
+
+
+def measure(
+    wanted: list[str], inputs: tuple[Any, ...], decay: str, passes: str, rounds: int, seconds: float, limit: int
+) -> list[dict[str, Any]]:
+    """Rows for one set of inputs: medians, and ratios of the same round to SDPA."""
+    from traformer.ops import attention_stats
+
+    q, k, _, log_decay = inputs
+    length = q.shape[2]
+    methods = {name: f for name, f in callables(inputs, passes, length <= limit).items() if name in wanted}
+    began = time.perf_counter()
+    for function in methods.values():
+        function()
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    first = time.perf_counter() - began
+    for _ in range(max(3, min(rounds, int(seconds / max(first, 1e-6))))):
+        for name, function in methods.items():
+            start = time.perf_counter()
+            function()
+            times[name].append(time.perf_counter() - start)
+    stats = attention_stats(q, k, log_decay, needs_grad=passes == "both")
+    rows = []
+    for name, taken in times.items():
+        row: dict[str, Any] = {
+            "benchmark": "attention", "method": name, "decay": decay, "pass": passes, "batch": q.shape[0],
+            "heads": q.shape[1], "length": length, "head_size": q.shape[3], "rounds": len(taken),
+            "ms": statistics.median(taken) * 1e3, "ms_low": quartile(taken, 1) * 1e3,
+            "ms_high": quartile(taken, 3) * 1e3,
+        }  # fmt: skip
+        if "sdpa" in times and name != "sdpa":
+            ratios = [a / b for a, b in zip(times["sdpa"], taken, strict=True)]
+            row |= {
+                "ratio": statistics.median(ratios),
+                "ratio_low": quartile(ratios, 1),
+                "ratio_high": quartile(ratios, 3),
+            }
+        if name == "tra":
+            row["keys_read"] = stats.read.float().mean().item()
+            row["keys_kept"] = stats.kept.float().mean().item()
+        rows.append(row)
+    return rows
+
+
+def quartile(values: list[float], which: int) -> float:
+    return statistics.quantiles(values, n=4, method="inclusive")[which - 1]
+
+
+_MEMORY_SCRIPT = """
+import resource, sys, torch
+from traformer.benchmarks.attention import callables, draw
+batch, heads, length, size, threads = map(int, sys.argv[3:8])
+torch.set_num_threads(threads)
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+callables(draw(1, 1, 128, size, "init"), sys.argv[2], True)[sys.argv[1]]()
+before = peak()
+callables(draw(batch, heads, length, size, sys.argv[8]), sys.argv[2], True)[sys.argv[1]]()
+print((peak() - before) / 1024)
+"""
+
+
+def peak_memory(row: dict[str, Any], head_size: int, threads: int) -> float:
+    """MiB above an idle process, inputs included, in a process of its own."""
+    numbers = [row["batch"], row["heads"], row["length"], head_size, threads]
+    command = [sys.executable, "-c", _MEMORY_SCRIPT, row["method"], row["pass"], *map(str, numbers), row["decay"]]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = ["| length (B, H) | decay | pass | method | ms [middle half] | times SDPA's speed | keys read | peak MiB |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for row in rows:
+        ratio = f"{row['ratio']:.2f} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]" if "ratio" in row else ""
+        read = f"{row['keys_read']:.0f}" if "keys_read" in row else ""
+        peak = f"{row['peak_mib']:.0f}" if "peak_mib" in row else ""
+        lines.append(
+            f"| {row['length']} ({row['batch']}, {row['heads']}) | {row['decay']} | {row['pass']} | {row['method']} "
+            f"| {row['ms']:.2f} [{row['ms_low']:.2f}, {row['ms_high']:.2f}] | {ratio} | {read} | {peak} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Milliseconds per (batch, head) by length, both axes logarithmic; one panel a pass."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    passes = list(dict.fromkeys(row["pass"] for row in rows))
+    figure, axes = plt.subplots(1, len(passes), figsize=(5.5 * len(passes), 4.2), squeeze=False)
+    for axis, name in zip(axes[0], passes, strict=True):
+        for method, decay in dict.fromkeys((row["method"], row["decay"]) for row in rows):
+            if method == "sdpa" and decay != rows[0]["decay"]:
+                continue  # its time does not depend on the decay
+            line = [row for row in rows if (row["method"], row["decay"], row["pass"]) == (method, decay, name)]
+            label = method if method == "sdpa" else f"{method}, {decay}"
+            axis.loglog(
+                [r["length"] for r in line], [r["ms"] / r["batch"] / r["heads"] for r in line], "o-", label=label
+            )
+        axis.set_title("forward" if name == "forward" else "forward and backward")
+        axis.set_xlabel("length")
+        axis.set_ylabel("ms per head")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

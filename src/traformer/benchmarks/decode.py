@@ -1,0 +1,123 @@
+"""`tra bench decode`: time for one new token against a cache, and keys read, by context length."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from traformer.benchmarks.attention import DECAYS, describe_machine, quartile
+from traformer.commands.arguments import positive_int
+from traformer.errors import InputError, unknown_name
+
+CONTEXTS = (1024, 4096, 16384, 65536, 262144)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `tra bench decode`."""
+    parser.add_argument("--contexts", nargs="+", type=positive_int, default=list(CONTEXTS), metavar="N")
+    parser.add_argument(
+        "--decays", nargs="+", default=["init", "long"], metavar="NAME", help="init, long (default: both)"
+    )
+    parser.add_argument("--heads", type=positive_int, default=8)
+    parser.add_argument("--head-size", type=positive_int, default=64)
+    parser.add_argument("--rounds", type=positive_int, default=200, help="tokens timed (default 200)")
+    parser.add_argument("--threads", type=positive_int, help="threads of torch (default: its own choice)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, print the table, write the rows where asked."""
+    import torch
+
+    for name in args.decays:
+        if name not in DECAYS[:2]:
+            raise unknown_name("decay", name, DECAYS[:2])
+    if args.json is not None and not args.json.parent.is_dir():
+        raise InputError(f"--json {args.json}: the folder {args.json.parent} does not exist; make it first")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    about = describe_machine(args.head_size)
+    print("; ".join(f"{key} {value}" for key, value in about.items()))
+    rows = [
+        row for decay in args.decays
+        for row in measure(args.contexts, decay, args.heads, args.head_size, args.rounds)
+    ]  # fmt: skip
+    print("| context | decay | tra us/token [middle half] | with key index | index upkeep us | sdpa us | read | kept |")
+    print("|---|---|---|---|---|---|---|---|")
+    for r in rows:
+        print(
+            f"| {r['context']} | {r['decay']} | {r['tra_us']:.0f} [{r['tra_us_low']:.0f}, {r['tra_us_high']:.0f}] "
+            f"| {r['indexed_us']:.0f} | {r['append_us']:.0f} | {r['sdpa_us']:.0f} "
+            f"| {r['keys_read']:.0f} | {r['keys_kept']:.0f} |"
+        )
+    if args.json is not None:
+        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measure(contexts: list[int], decay: str, heads: int, head_size: int, rounds: int) -> list[dict[str, Any]]:
+    """All contexts and methods in turn within a round, so that load falls on all alike."""
+    import torch
+    import torch.nn.functional as F
+
+    from traformer.ops import KeyIndex, attention_stats, threshold_relative_attention
+
+    generator = torch.Generator().manual_seed(0)
+
+    def normed(*shape: int) -> Any:
+        x = torch.randn(*shape, generator=generator)
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+    longest = max(contexts)
+    keys, values = normed(1, heads, longest, head_size), torch.randn(1, heads, longest, head_size, generator=generator)
+    queries = normed(rounds, 1, heads, 1, head_size)
+    gates = torch.randn(rounds, 1, heads, 1, generator=generator) + (6.0 if decay == "long" else 0.0)
+    decays = F.logsigmoid(gates)
+    bound = head_size**0.5  # after QK-norm
+    indices = {}
+    for context in contexts:
+        indices[context] = KeyIndex()
+        indices[context].append(keys[:, :, :context])
+    times: dict[tuple[int, str], list[float]] = {}
+    read: dict[int, list[float]] = {context: [] for context in contexts}
+    kept: dict[int, list[float]] = {context: [] for context in contexts}
+    with torch.no_grad():
+        for i in range(rounds):
+            q, g = queries[i], decays[i]
+            for context in contexts:
+                k, v = keys[:, :, :context], values[:, :, :context]
+                fresh = KeyIndex()
+                fresh.append(keys[:, :, :65])
+                calls: dict[str, Any] = {
+                    "tra": lambda q=q, k=k, v=v, g=g: threshold_relative_attention(q, k, v, g, score_bound=bound),
+                    "indexed": lambda q=q, k=k, v=v, g=g, n=context: threshold_relative_attention(
+                        q, k, v, g, score_bound=bound, key_index=indices[n]
+                    ),
+                    "sdpa": lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q, k, v),
+                    "append": lambda: fresh.append(keys[:, :, 65:66]),  # noqa: B023
+                }
+                for name, call in calls.items():
+                    start = time.perf_counter()
+                    call()
+                    times.setdefault((context, name), []).append((time.perf_counter() - start) * 1e6)
+                if i < 20:
+                    stats = attention_stats(q, k, g, score_bound=bound)
+                    read[context].append(stats.read.float().mean().item())
+                    kept[context].append(stats.kept.float().mean().item())
+    rows = []
+    for context in contexts:
+        row: dict[str, Any] = {"benchmark": "decode", "context": context, "decay": decay, "heads": heads}
+        for name in ("tra", "indexed", "sdpa", "append"):
+            taken = times[context, name][1:] or times[context, name]
+            row |= {f"{name}_us": statistics.median(taken)}
+            if len(taken) > 1:
+                row |= {f"{name}_us_low": quartile(taken, 1), f"{name}_us_high": quartile(taken, 3)}
+            else:
+                row |= {f"{name}_us_low": taken[0], f"{name}_us_high": taken[0]}
+        row |= {"keys_read": statistics.mean(read[context]), "keys_kept": statistics.mean(kept[context])}
+        rows.append(row)
+    return rows
