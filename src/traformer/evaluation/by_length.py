@@ -15,6 +15,7 @@ from traformer.evaluation.watcher import Watcher
 from traformer.tasks.base import Batch, Split, Task
 from traformer.tasks.metrics import Proportion, Scores, Tally, score
 from traformer.tasks.overlaps import overlap
+from traformer.tasks.text import Text
 from traformer.training.build import load_run
 from traformer.training.config import RunConfig
 from traformer.training.loss import answer_logits
@@ -51,7 +52,7 @@ def evaluate_run(
     watcher = watcher or Watcher()
     folder = RunFolder.open(path)
     model, task, config, step = load_run(path, device=device, step=step, warn=watcher.say)
-    if config.task == "text":
+    if isinstance(task, Text):
         if seed is not None or count_overlap:
             raise InputError("seed and overlap do not apply to text, which is read as it stands; leave them out")
         from traformer.evaluation.perplexity import evaluate_text
