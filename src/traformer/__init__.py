@@ -17,7 +17,8 @@ _LAZY = {
 __all__ = ["__version__", *_LAZY]
 
 if TYPE_CHECKING:
-    from traformer.models import TraformerConfig, TraformerForCausalLM, convert  # noqa: F401
+    from traformer.models import TraformerConfig, TraformerForCausalLM  # noqa: F401
+    from traformer.models.convert import convert  # noqa: F401
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,10 @@ def comparison_table(runs: Sequence[Run]) -> list[Table]:
         key = (panel.task, panel.train_length)
         labels = series_names([other for other in panels(runs) if (other.task, other.train_length) == key])
         if key not in tables:
-            title = f"{display_task(panel.task)}, trained to {panel.train_length}: exact match (95 % interval, or worst to best seed)"
+            title = (
+                f"{display_task(panel.task)}, trained to {panel.train_length}: "
+                "exact match (95 % interval, or worst to best seed)"
+            )
             tables[key] = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
             for name in ("split", "length", "x trained", *labels):
                 tables[key].add_column(name, justify="left" if name == "split" else "right")

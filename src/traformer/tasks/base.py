@@ -266,7 +266,7 @@ class Task(ABC):
 
 
 def length_label(low: int, high: int) -> str:
-    """"80" for one length, "51-100" for a range."""
+    """ "80" for one length, "51-100" for a range."""
     return str(high) if low == high else f"{low}-{high}"
 
 
@@ -275,7 +275,7 @@ _SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
 
 def parse_lengths(lengths: str | Iterable[int | str]) -> list[tuple[int, int]]:
-    """"20,40,51-100,2k" or a list of such parts -> [(20, 20), (40, 40), (51, 100), (2048, 2048)]."""
+    """ "20,40,51-100,2k" or a list of such parts -> [(20, 20), (40, 40), (51, 100), (2048, 2048)]."""
     parts: list[int | str] = [*lengths.split(",")] if isinstance(lengths, str) else list(lengths)
     if not parts or parts == [""]:
         raise InputError("lengths is empty; give for example 20,40,80 or 51-100")

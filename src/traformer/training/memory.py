@@ -45,7 +45,7 @@ def memory_need(model_config: Any, length: int, *, training: bool, scored: int |
     # Saved for backward, a token and layer: two norms and residuals (6 widths), q k v before and after their norms (5),
     # attention output twice (2), the gated MLP's halves, gate and product (about 5 hidden).
     saved = (13 * width + 5 * hidden) * length
-    # An eager method makes several [heads, T, T] tensors on the way: scores, mask, bias, weights, and what backward keeps.
+    # An eager method makes several [heads, T, T] tensors on the way: scores, mask, bias, weights, what backward keeps.
     squares = (6 if training else 3) * heads * length * length if writes_square(model_config, training) else 0
     head = 3 * (length if scored is None else scored) * vocabulary
     # One layer more in training: the gradients on their way through it.
