@@ -39,7 +39,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
                     threshold + m. Keys near it are kept or removed by chance, so training drives them away from it
         learned_threshold  an input-adaptive threshold: softplus(w_h . x + b_h) on top of `threshold`, b_h starting at
                     -2. The choice of keys has no gradient, so the backward takes a straight-through one, as if a key
-                    were weighted by sigmoid((s - threshold) / 0.5). Training is eager, evaluation uses the fused operator
+                    were weighted by sigmoid((s - threshold) / 0.5). Training is eager, evaluation fused
 
     The fused operator serves contextual or no distance with removal; the others are eager, in blocks of queries.
     """
