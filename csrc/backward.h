@@ -213,6 +213,7 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
       const float* clean_keys = keys;
       int64_t clean_stride = k_stride;
       if (__builtin_expect(keys_bad, 0)) clean_keys = cleaned(keys, &clean_stride, j1 - j0, D, w.clean);
+      else clean_keys = side_by_side(keys, &clean_stride, j1 - j0, D, w.keys);
       const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
       int used = 0;
       for (int g = 0; g < s.panels; g++) {
@@ -334,9 +335,9 @@ static int backward_blocks(Call& c) {
   const TraProblem& p = *c.p;
   const int64_t heads = p.batch * p.key_heads;
   const int64_t room = heads * most(2, p.threads);
-  BackwardTask* tasks = (BackwardTask*)::malloc(room * sizeof(BackwardTask));
+  BackwardTask* tasks = (BackwardTask*)::calloc(room, sizeof(BackwardTask));
   if (!tasks) return TRA_OUT_OF_MEMORY;
-  if (!describe_all_keys(c)) {
+  if (!allocate_facts(c)) {
     ::free(tasks);
     return TRA_OUT_OF_MEMORY;
   }
@@ -352,6 +353,8 @@ static int backward_blocks(Call& c) {
     }
   }
   const int64_t count = heads * parts;
+  const bool whole_heads = parts == 1;
+  if (!whole_heads) describe_all_keys(c);
   size_t slab_floats = 0;
   for (int64_t i = 0; i < count; i++) {
     BackwardTask& t = tasks[i];
@@ -393,6 +396,7 @@ static int backward_blocks(Call& c) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < count; i++) {
           const BackwardTask& t = tasks[i];
+          if (whole_heads) describe_head(c, t.batch, t.key_head);
           for (int64_t h = t.key_head * c.group; h < (t.key_head + 1) * c.group; h++)
             for (int64_t t0 = t.begin; t0 < t.end; t0 += c.rows) backward_rows(c, w, t, h, t0, (int)least<int64_t>(c.rows, t.end - t0));
         }

@@ -238,6 +238,15 @@ NOINLINE const float* cleaned(const float* x, int64_t* stride, int n, int D, flo
   return scratch;
 }
 
+// The same rows side by side. Rows a power of two apart, as in [B, T, H, D], fall into few cache sets; a product that takes one
+// vector from each would miss the first-level cache at every step. One copy serves all the panels of a row block.
+INLINE const float* side_by_side(const float* x, int64_t* stride, int n, int D, float* scratch) {
+  if (*stride == D) return x;
+  for (int j = 0; j < n; j++) __builtin_memcpy(scratch + (int64_t)j * D, x + j * *stride, D * sizeof(float));
+  *stride = D;
+  return scratch;
+}
+
 // ---- query panels --------------------------------------------------------------------------------------------------
 
 #if defined(__AVX__)
@@ -521,27 +530,38 @@ static void prepare(Call& c, const TraProblem* p) {
   c.facts = nullptr;
 }
 
-// Fills the facts of all keys that some query may see. Returns false when memory is short.
-static bool describe_all_keys(Call& c) {
-  const TraProblem* p = c.p;
-  int64_t heads = p->batch * p->key_heads;
-  size_t floats = (size_t)heads * 3 * c.blocks, bytes = floats * 4 + (size_t)heads * c.blocks;
-  c.facts = (float*)::malloc(bytes + 1);
-  if (!c.facts) return false;
+static bool allocate_facts(Call& c) {
+  int64_t heads = c.p->batch * c.p->key_heads;
+  size_t floats = (size_t)heads * 3 * c.blocks;
+  c.facts = (float*)::malloc(floats * 4 + (size_t)heads * c.blocks + 1);
   c.flags = (uint8_t*)(c.facts + floats);
-  int64_t total = heads * c.blocks;
+  return c.facts != nullptr;
+}
+
+static void accumulate_facts(const Call& c, int64_t b, int64_t hk) {
+  KeyFacts f = c.key_facts(b, hk);
+  for (int i = 1; i < c.blocks; i++) {
+    f.norm_so_far[i] = most(f.norm_so_far[i], f.norm_so_far[i - 1]);
+    f.value_so_far[i] = most(f.value_so_far[i], f.value_so_far[i - 1]);
+  }
+}
+
+// The facts of one key head, by one thread, which then finds the keys in its cache.
+static void describe_head(const Call& c, int64_t b, int64_t hk) {
+  alignas(64) float scratch[256];
+  for (int i = 0; i < c.blocks; i++) describe_keys(c, b, hk, i, scratch);
+  accumulate_facts(c, b, hk);
+}
+
+// The facts of all key heads, by all threads.
+static void describe_all_keys(const Call& c) {
+  const TraProblem* p = c.p;
+  const int64_t heads = p->batch * p->key_heads, total = heads * c.blocks;
 #pragma omp parallel for num_threads(p->threads) schedule(static)
   for (int64_t i = 0; i < total; i++) {
     alignas(64) float scratch[256];
     int64_t head = i / c.blocks;
     describe_keys(c, head / p->key_heads, head % p->key_heads, (int)(i % c.blocks), scratch);
   }
-  for (int64_t head = 0; head < heads; head++) {
-    KeyFacts f = c.key_facts(head / p->key_heads, head % p->key_heads);
-    for (int i = 1; i < c.blocks; i++) {
-      f.norm_so_far[i] = most(f.norm_so_far[i], f.norm_so_far[i - 1]);
-      f.value_so_far[i] = most(f.value_so_far[i], f.value_so_far[i - 1]);
-    }
-  }
-  return true;
+  for (int64_t head = 0; head < heads; head++) accumulate_facts(c, head / p->key_heads, head % p->key_heads);
 }

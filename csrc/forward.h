@@ -190,6 +190,7 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
       const float* raw_values = values;
       const int64_t raw_stride = v_stride;
       if (__builtin_expect(values_bad, 0)) values = cleaned(values, &v_stride, j1 - j0, D, w.clean);
+      else values = side_by_side(values, &v_stride, j1 - j0, D, w.values);
       const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
       for (int g = 0; g < s.panels; g++) {
         const int lane0 = g * G, lanes = least(G, s.n - lane0);
@@ -239,24 +240,35 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
 
 static int forward_blocks(Call& c) {
   const TraProblem& p = *c.p;
-  if (!describe_all_keys(c)) return TRA_OUT_OF_MEMORY;
-  const int64_t heads = p.batch * p.query_heads, blocks = (p.queries + c.rows - 1) / c.rows;
-  const bool heads_first = heads >= 4 * p.threads;  // then a thread meets the same keys again while they are in its cache
+  if (!allocate_facts(c)) return TRA_OUT_OF_MEMORY;
+  const int64_t heads = p.batch * p.query_heads, key_heads = p.batch * p.key_heads, blocks = (p.queries + c.rows - 1) / c.rows;
+  // With many heads a thread takes a key head whole and meets its keys again while they are in its cache; with few, a row block.
+  const bool whole_heads = key_heads >= 8 * p.threads;
+  if (!whole_heads) describe_all_keys(c);
   int failed = 0;
 #pragma omp parallel num_threads(p.threads)
   {
     float* memory = workspace.take(ForwardSpace::floats(c.D) + sizeof(ForwardSpace) / 4 + 64);
+    auto run = [&](ForwardSpace& w, int64_t head, int64_t block) {
+      int64_t t0 = block * c.rows;
+      forward_rows(c, w, head / p.query_heads, head % p.query_heads, t0, (int)least<int64_t>(c.rows, p.queries - t0));
+    };
     if (!memory) {
 #pragma omp atomic write
       failed = 1;
     } else {
       ForwardSpace& w = *ForwardSpace::on(memory, c.D);
+      if (whole_heads) {
 #pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < heads * blocks; i++) {
+        for (int64_t i = 0; i < key_heads; i++) {
+          describe_head(c, i / p.key_heads, i % p.key_heads);
+          for (int64_t head = i * c.group; head < (i + 1) * c.group; head++)
+            for (int64_t block = 0; block < blocks; block++) run(w, head, block);
+        }
+      } else {
         // The longest walks first: the late ones then fill the gaps between threads.
-        int64_t head = heads_first ? i / blocks : i % heads, block = blocks - 1 - (heads_first ? i % blocks : i / heads);
-        int64_t t0 = block * c.rows;
-        forward_rows(c, w, head / p.query_heads, head % p.query_heads, t0, (int)least<int64_t>(c.rows, p.queries - t0));
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < heads * blocks; i++) run(w, i % heads, blocks - 1 - i / heads);
       }
     }
   }

@@ -54,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quadratic-limit", type=positive_int, default=32768, metavar="N",
                         help="longest length at which methods that read all keys are run (default 32k)")  # fmt: skip
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall",
+                        help="cpu: processor time, for --threads 1 on a busy machine (default: wall)")  # fmt: skip
     parser.add_argument("--threads", type=positive_int, help="threads of torch (default: its own choice)")
     parser.add_argument(
         "--memory", action="store_true", help="also measure peak memory, each case in a process of its own"
@@ -82,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
             raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
     if args.threads:
         torch.set_num_threads(args.threads)
-    about = describe_machine(args.head_size)
+    about = describe_machine(args.head_size) | {"clock": args.clock}
     print("; ".join(f"{key} {value}" for key, value in about.items()))
     rows: list[dict[str, Any]] = []
     for length in args.lengths:
@@ -91,7 +93,9 @@ def main(args: argparse.Namespace) -> int:
             inputs = draw(batch, heads, length, args.head_size, decay) if decay != "run" else from_run(args.run, length)
             for passes in args.passes:
                 print(f"measuring length {length}, {decay} decay, {passes}", file=sys.stderr, flush=True)
-                rows += measure(args.methods, inputs, decay, passes, args.rounds, args.seconds, args.quadratic_limit)
+                rows += measure(
+                    args.methods, inputs, decay, passes, args.rounds, args.seconds, args.quadratic_limit, args.clock
+                )
             if args.memory and decay != "run":
                 for row in rows[-len(args.methods) * len(args.passes) :]:
                     if row["length"] == length and row["decay"] == decay and row["method"] in ("tra", "sdpa"):
@@ -215,7 +219,14 @@ def eager_formula(q: Any, k: Any, v: Any, log_decay: Any) -> Any:
 
 
 def measure(
-    wanted: list[str], inputs: tuple[Any, ...], decay: str, passes: str, rounds: int, seconds: float, limit: int
+    wanted: list[str],
+    inputs: tuple[Any, ...],
+    decay: str,
+    passes: str,
+    rounds: int,
+    seconds: float,
+    limit: int,
+    clock: str = "wall",
 ) -> list[dict[str, Any]]:
     """Rows for one set of inputs: medians, and ratios of the same round to SDPA."""
     from traformer.ops import attention_stats
@@ -223,6 +234,7 @@ def measure(
     q, k, _, log_decay = inputs
     length = q.shape[2]
     methods = {name: f for name, f in callables(inputs, passes, length <= limit).items() if name in wanted}
+    now = time.process_time if clock == "cpu" else time.perf_counter
     began = time.perf_counter()
     for function in methods.values():
         function()
@@ -230,9 +242,9 @@ def measure(
     first = time.perf_counter() - began
     for _ in range(max(3, min(rounds, int(seconds / max(first, 1e-6))))):
         for name, function in methods.items():
-            start = time.perf_counter()
+            start = now()
             function()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(now() - start)
     stats = attention_stats(q, k, log_decay, needs_grad=passes == "both")
     rows = []
     for name, taken in times.items():
