@@ -22,6 +22,9 @@ from traformer.ops.threshold_relative.backends import choose_backend
 
 # Keys from which on an index of them pays: keeping it costs a token more than reading fewer keys than these.
 INDEX_FROM = 4096
+# Keys, and queries at once, from which on it pays to find out first which queries keep no key at all.
+BALLS_FROM = 16384
+BALLS_QUERIES = 64
 
 
 class ThresholdRelativeAttention(AttentionLayer):
@@ -74,7 +77,19 @@ class ThresholdRelativeAttention(AttentionLayer):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        log_decay = self.log_decay(hidden_states)
+        q, log_decay, options, speed = self._problem(q, k, hidden_states, context)
+        weights = attention_map(q, k, log_decay, **options).weights if context.output_attentions else None
+        empty = self._empty_rows(q, k, options, context)
+        if empty is not None:
+            q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"])
+        dropout_p = self.dropout_p if self.training else 0.0
+        out = threshold_relative_attention(q, k, v, log_decay, **options, **speed, dropout_p=dropout_p)
+        return out if empty is None else out.masked_fill(empty[..., None], 0.0), weights
+
+    def _problem(
+        self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]:
+        """Queries and decay as the op takes them, options that decide the result, and options that decide the speed."""
         q, score_bound = self.tempered(q)
         query_start, key_padding_mask = self._query_start(q, k, context)
         options: dict[str, Any] = {
@@ -85,22 +100,13 @@ class ThresholdRelativeAttention(AttentionLayer):
             "cu_seqlens": context.cu_seqlens,
             "query_start": query_start,
         }
-        out = threshold_relative_attention(
-            q,
-            k,
-            v,
-            log_decay,
-            **options,
-            dropout_p=self.dropout_p if self.training else 0.0,
-            score_bound=score_bound,
-            key_index=self._key_index(k, context),
-            tolerance=self.option["tolerance"],
-            backend=self.option["backend"],
-        )
-        weights = None
-        if context.output_attentions:
-            weights = attention_map(q, k, log_decay, **options).weights
-        return out, weights
+        speed = {
+            "score_bound": score_bound,
+            "key_index": self._key_index(k, context),
+            "tolerance": self.option["tolerance"],
+            "backend": self.option["backend"],
+        }
+        return q, self.log_decay(hidden_states), options, speed
 
     def log_decay(self, hidden_states: Tensor) -> Tensor:
         """Log of each query's decay, [B, Hq, T]."""
@@ -114,23 +120,24 @@ class ThresholdRelativeAttention(AttentionLayer):
 
     def reads(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionStats:
         """Keys read and kept by each query of an `attend` on the same tensors; for measurement."""
-        q, score_bound = self.tempered(q)
-        query_start, key_padding_mask = self._query_start(q, k, context)
-        return attention_stats(
-            q,
-            k,
-            self.log_decay(hidden_states),
-            scale=self.scale,
-            threshold=self.thresholds(hidden_states, context),
-            exclude_self=self._exclude_self(q.device),
-            key_padding_mask=key_padding_mask,
-            cu_seqlens=context.cu_seqlens,
-            query_start=query_start,
-            score_bound=score_bound,
-            key_index=self._key_index(k, context),
-            tolerance=self.option["tolerance"],
-            backend=self.option["backend"],
-        )
+        q, log_decay, options, speed = self._problem(q, k, hidden_states, context)
+        empty = self._empty_rows(q, k, options, context)
+        if empty is None:
+            return attention_stats(q, k, log_decay, **options, **speed)
+        q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"])
+        stats = attention_stats(q, k, log_decay, **options, **speed)
+        return AttentionStats(stats.read, stats.kept.masked_fill(empty, 0))
+
+    def _empty_rows(self, q: Tensor, k: Tensor, options: dict[str, Any], context: AttentionContext) -> Tensor | None:
+        """Which queries keep no key for certain, [B, Hq, T], where it pays to know: they would read all keys for it."""
+        cache = context.past_key_values
+        if cache is None or k.shape[2] < BALLS_FROM or q.shape[2] < BALLS_QUERIES or not self.option["tolerance"]:
+            return None
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
+            return None
+        covered = getattr(cache.layers[self.layer_idx], "covered", None)
+        balls = None if covered is None else covered(k)
+        return None if balls is None else balls.keeps_nothing(q, self.scale, options["threshold"])
 
     def tempered(self, q: Tensor) -> tuple[Tensor, float | Tensor | None]:
         """Queries times their head's temperature, and an upper bound of the scores (None: not known)."""
@@ -172,6 +179,13 @@ class ThresholdRelativeAttention(AttentionLayer):
         filled = torch.arange(k.shape[2], device=k.device)[None] <= start
         mask = context.key_padding_mask
         return k.shape[2] - 1, (filled if mask is None else filled & mask).expand(k.shape[0], -1)
+
+
+def _let_go(empty: Tensor, q: Tensor, k: Tensor, log_decay: Tensor, query_start: int) -> tuple[Tensor, Tensor]:
+    """Queries that keep nothing as ones that keep their own key and need no other: their walk ends where it begins."""
+    own = F.normalize(k[:, :, query_start : query_start + q.shape[2]], dim=-1)
+    own = own.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return torch.where(empty[..., None], own, q), log_decay.masked_fill(empty, -1e4)
 
 
 def _excluded_heads(exclude_self: bool | str | list[bool], num_heads: int) -> bool | list[bool]:

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from traformer.errors import InputError
 from traformer.layers import ATTENTIONS
 from traformer.models.config import TraformerConfig
+from traformer.ops.threshold_relative.key_balls import KeyBalls
 from traformer.ops.threshold_relative.key_index import KeyIndex
 
 
@@ -27,6 +28,7 @@ class GrowingLayer(DynamicLayer):
         self._length = 0
         self.key_index: KeyIndex | None = None
         self._index_is_inference = False
+        self.key_balls: KeyBalls | None = None
         super().__init__()
 
     # transformers' own methods read and assign `keys` and `values`; both are views of the buffers.
@@ -100,6 +102,7 @@ class GrowingLayer(DynamicLayer):
         """Hold exactly these keys and values [B, H, length, D] from now on."""
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self._buffers, self._length, self.key_index = (keys, values), keys.shape[2], None
+        self.key_balls = None
 
     def indexed(self, keys: Tensor) -> KeyIndex:
         """The index of these keys [B, H, length, D], brought up to date with those added since the last call."""
@@ -109,11 +112,21 @@ class GrowingLayer(DynamicLayer):
         self.key_index.append(keys[:, :, self.key_index.length :])
         return self.key_index
 
+    def covered(self, keys: Tensor) -> KeyBalls | None:
+        """Balls that hold these keys [B, H, length, D], brought up to date; None once they have proven useless."""
+        if self.key_balls is None:
+            self.key_balls = KeyBalls()
+        if self.key_balls.is_in_vain:
+            return None
+        self.key_balls.append(keys[:, :, self.key_balls.length :])
+        return self.key_balls
+
     def get_seq_length(self) -> int:
         return self._length
 
     def reset(self) -> None:
         self._buffers, self._length, self.is_initialized, self.key_index = None, 0, False, None
+        self.key_balls = None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last -tokens_to_remove tokens (transformers counts them as a negative number)."""
@@ -122,6 +135,8 @@ class GrowingLayer(DynamicLayer):
         self._length = max(self._length + tokens_to_remove, 0)
         if self.key_index is not None:
             self.key_index.truncate(min(self.key_index.length, self._length))
+        if self.key_balls is not None:
+            self.key_balls.length = min(self.key_balls.length, self._length)  # balls around more keys hold these, too
 
     def offload(self) -> None:
         self._each(lambda x: x.to("cpu", non_blocking=True))
@@ -146,6 +161,7 @@ class GrowingLayer(DynamicLayer):
 
     def _each(self, change: Any) -> None:
         """Change the buffers with what room they have left, so that the next token needs no copy."""
+        self.key_balls = None  # made again when it is asked for
         if self._buffers is not None:
             self._buffers = (change(self._buffers[0]), change(self._buffers[1]))
 
