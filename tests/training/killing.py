@@ -22,7 +22,7 @@ from traformer.training.config import RunConfig
 from traformer.training.run_folder import RunFolder
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["traformer.training.loop", "traformer.models", "tests.training.killing"])
+_SERVER.set_forkserver_preload(["traformer.training.loop", "traformer.models"])
 
 
 def train_in_child(config: RunConfig, path: str, kill_at: tuple[str, str, int] | None = None) -> None:
