@@ -224,3 +224,35 @@ def test_state_holds_no_wall_clock(tmp_path):
     train(tiny_config(steps=4), tmp_path / "run", quiet=True)
     state = json.loads((tmp_path / "run" / "checkpoints" / "step-4" / "state.json").read_text())
     assert state["step"] == 4 and not any("second" in name or "time" in name for name in state)
+
+
+def test_tensorboard_is_optional(tmp_path, monkeypatch):
+    import sys
+
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "torch.utils.tensorboard", None)
+        with pytest.raises(InputError, match=r"tensorboard is not installed.*traformer\[tensorboard\]"):
+            train(tiny_config(tensorboard=True), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+    pytest.importorskip("tensorboard")
+    train(tiny_config(tensorboard=True), tmp_path / "run", quiet=True)
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+def test_progress_is_lines_in_a_pipe_and_a_bar_on_a_terminal(capfd):
+    import io
+
+    from rich.console import Console
+
+    from traformer.training.progress import TrainingProgress
+
+    with TrainingProgress("run", 10) as progress:
+        progress.step(5, 0.5, 100.0)
+        progress.log(5, 0.5, 0.25, 1e-3, 100.0)
+    assert capfd.readouterr().err == "run  step 5/10  loss 0.5000  accuracy 0.250  lr 1.00e-03  100 tokens/s\n"
+    terminal = io.StringIO()
+    with TrainingProgress("run", 10, console=Console(file=terminal, force_terminal=True, width=120)) as progress:
+        progress.step(10, 0.5, 12345.0)
+        progress.log(10, 0.5, 0.25, 1e-3, 100.0)
+    shown = terminal.getvalue()
+    assert "10/10" in shown and "loss 0.5000" in shown and "12,345 tokens/s" in shown and "accuracy" not in shown

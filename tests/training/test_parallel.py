@@ -19,7 +19,7 @@ from tests.training.test_loop import metrics, tensors
 from tests.training.tiny import without_dropout
 from traformer.errors import InputError, TraformerError
 from traformer.training import checkpoint as checkpoints
-from traformer.training.loop import train
+from traformer.training.loop import first_example, per_process, train
 from traformer.training.parallel import Parallel
 
 # Lengths differ, so the two processes' shares differ in answers and in width.
@@ -167,20 +167,18 @@ def test_an_error_in_the_main_process_ends_them_all(tmp_path, single):
 
 def test_no_example_is_seen_twice():
     """The shares of all processes and parts are the global batch, each example once."""
+    config = CONFIG.replace(batch_size=24, accumulate=4)
     seen = []
-    world, accumulate, batch = 2, 2, 8
-    share = batch // (world * accumulate)
-    for step in range(3):
-        for part in range(accumulate):
-            for rank in range(world):
-                start = step * batch + (part * world + rank) * share
-                seen += range(start, start + share)
-    assert sorted(seen) == list(range(3 * batch))
+    for rank in range(3):
+        group = Parallel("ddp", rank, 3, torch.device("cpu"))
+        for step in range(5):
+            for part in range(4):
+                start = first_example(config, group, step, part)
+                seen += range(start, start + per_process(config, group))
+    assert sorted(seen) == list(range(5 * 24))
 
 
 def test_batch_that_does_not_divide(monkeypatch, tmp_path):
-    from traformer.training.loop import per_process
-
     group = Parallel("ddp", 0, 3, torch.device("cpu"))
     with pytest.raises(InputError, match="batch_size 8 does not divide by 3 processes"):
         per_process(CONFIG, group)

@@ -128,6 +128,11 @@ def per_process(config: RunConfig, group: Parallel) -> int:
     return config.batch_size // parts
 
 
+def first_example(config: RunConfig, group: Parallel, step: int, part: int) -> int:
+    """Index of this process's first example in a part of a step: together they take each index of the step once."""
+    return step * config.batch_size + (part * group.world + group.rank) * per_process(config, group)
+
+
 def check_memory(config: RunConfig, task: Task, group: Parallel) -> None:
     need = memory.memory_need(build_model_config(config, task), task.sequence_length, training=True)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if group.device.type == "cpu" else 1
@@ -231,7 +236,7 @@ class _Run:
         batches = [
             self.task.examples(
                 seed=config.seed,
-                start=step * config.batch_size + (part * group.world + group.rank) * self.share,
+                start=first_example(config, group, step, part),
                 count=self.share,
             )
             for part in range(config.accumulate)
