@@ -94,7 +94,8 @@ def test_rows(runs, tmp_path):
     for row in rows:
         assert row["status"] == "measured" and row["examples"] == 3 and row["train_length"] == 12
         assert row["errors"] / row["answers"] == row["error_per_answer"] <= row["error_upper_bound"] <= 1
-        assert row["microseconds_per_token"] > 0 and row["keys_read_mean"] <= row["keys_read_most"] <= row["length"]
+        assert row["microseconds_per_token"] > 0 and row["cpu_microseconds_per_token"] > 0
+        assert row["keys_read_mean"] <= row["keys_read_most"] <= row["length"]
     assert len(read_rows(tmp_path / "stretch.json")) == 12
 
 

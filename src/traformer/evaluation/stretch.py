@@ -68,6 +68,7 @@ class Measurement:
 
     tally: Tally = field(default_factory=Tally)
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of all threads: what it cost even where other processes had the cores, too
     tokens: int = 0
     stopped: bool = False
     read_mean: float | None = None
@@ -234,6 +235,7 @@ def _row(run: StretchRun, split: Split, examples: int, seed: int, chunk: int, wa
     )
     row["seconds"] = round(result.seconds, 3)
     row["microseconds_per_token"] = 1e6 * result.seconds / max(1, result.tokens)
+    row["cpu_microseconds_per_token"] = 1e6 * result.cpu_seconds / max(1, result.tokens)
     if result.stopped:
         watcher.advance(split, examples * length - result.tokens)
         limit = f"{run.time_limit:g} s"
@@ -300,7 +302,7 @@ def _read(
             return None
         end = min(begin + step, length)
         with key_counter(run, with_stats and end == length) as counter:
-            clock = time.perf_counter()
+            clock, cpu_clock = time.perf_counter(), time.process_time()
             hidden = trunk(input_ids=input_ids[:, begin:end], past_key_values=cache, use_cache=True).last_hidden_state
             row, place = answers[:, begin + 1 : end + 1].nonzero(as_tuple=True)
             guess = head(hidden[row, place]).argmax(-1)  # the head runs on scored places alone
@@ -309,6 +311,7 @@ def _read(
             if correct.device.type == "cuda":
                 torch.cuda.synchronize()
             result.seconds += time.perf_counter() - clock - counter.seconds
+            result.cpu_seconds += time.process_time() - cpu_clock - counter.cpu_seconds
         if begin == 0 and end < length:
             cache.reserve(length)  # the length is known: no copies on the way, and no room to spare at the end
         result.tokens += rows * (end - begin)
@@ -323,6 +326,7 @@ class KeyCounter:
     """Keys read and kept by the queries of one chunk, over all layers and heads."""
 
     seconds: float = 0.0  # what counting took
+    cpu_seconds: float = 0.0
     queries: int = 0
     read: int = 0
     kept: int = 0
@@ -349,13 +353,14 @@ def _counted(layer: Any, counter: KeyCounter) -> Callable[..., Any]:
     attend = layer.attend
 
     def counted(q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: Any) -> Any:
-        clock = time.perf_counter()
+        clock, cpu_clock = time.perf_counter(), time.process_time()
         stats = layer.reads(q, k, hidden_states, context)
         counter.queries += stats.read.numel()
         counter.read += int(stats.read.sum())
         counter.kept += int(stats.kept.sum())
         counter.most = max(counter.most, int(stats.read.max()))
         counter.seconds += time.perf_counter() - clock
+        counter.cpu_seconds += time.process_time() - cpu_clock
         return attend(q, k, v, hidden_states, context)
 
     return counted

@@ -32,14 +32,14 @@ def labels(rows: Sequence[Row]) -> dict[str, str]:
 def header(rows: Sequence[Row]) -> list[str]:
     accuracy = "read errors" if rows[0]["task"] == "flip_flop" else "needle accuracy"
     bound = "error per read (95 % bound)" if rows[0]["task"] == "flip_flop" else "95 % interval"
-    return ["run", "split", "length", "x trained", accuracy, bound, "keys read, mean (most)", "µs per token"]
+    return ["run", "split", "length", "x trained", accuracy, bound, "keys read, mean (most)", "µs per token", "CPU µs"]
 
 
 def cells(row: Row, label: str) -> list[str]:
     factor = size(row) / row["train_length"]
     start = [label, display_split(row["split"]) or "test", f"{size(row):,}", f"{factor:,.4g}"]
     if row["status"] != "measured":
-        return [*start, row["status"], row["reason"], "", _time(row)]
+        return [*start, row["status"], row["reason"], "", *_times(row)]
     if row["task"] == "flip_flop":
         accuracy = f"{row['errors']:,} of {row['answers']:,}"
         bound = f"{row['error_per_answer']:.1e} (< {row['error_upper_bound']:.1e})"
@@ -47,7 +47,7 @@ def cells(row: Row, label: str) -> list[str]:
         chance = f", chance {100 * row['chance']:.1f} %" if "chance" in row else ""
         accuracy = f"{100 * row['exact_match']:.1f} % of {row['examples']}"
         bound = f"{100 * row['exact_low']:.1f}–{100 * row['exact_high']:.1f} %{chance}"
-    return [*start, accuracy, bound, _keys(row), _time(row)]
+    return [*start, accuracy, bound, _keys(row), *_times(row)]
 
 
 def _keys(row: Row) -> str:
@@ -56,8 +56,9 @@ def _keys(row: Row) -> str:
     return f"{row['keys_read_mean']:,.0f} ({row['keys_read_most']:,})"
 
 
-def _time(row: Row) -> str:
-    return f"{row['microseconds_per_token']:,.1f}" if "microseconds_per_token" in row else ""
+def _times(row: Row) -> list[str]:
+    names = ("microseconds_per_token", "cpu_microseconds_per_token")
+    return [f"{row[name]:,.1f}" if name in row else "" for name in names]
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -86,7 +87,8 @@ def stretch_markdown(rows: Sequence[Row], command: str, versions: dict[str, str]
     lines += [
         "",
         f"Keys read: by a query of the last chunk (up to {rows[0]['chunk']:,} tokens), mean over heads and layers. "
-        f"Time: over all tokens of a row, {rows[0]['threads']} thread(s), batch 1 from {rows[0]['chunk']:,} tokens on.",
+        f"Time: over all tokens of a row (wall clock; CPU: of all threads), {rows[0]['threads']} thread(s), "
+        f"batch 1 from {rows[0]['chunk']:,} tokens on.",
         "",
         f"    {command}",
         "",
