@@ -1,5 +1,6 @@
-"""`python -m traformer` is `tra`."""
+"""`python -m traformer` is `tra`; under torchrun or accelerate launch it is one of its processes."""
 
-from traformer.cli import main
+from traformer.cli import leave, main
 
-raise SystemExit(main())
+if __name__ == "__main__":
+    leave(main())

@@ -8,6 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+from traformer.cli import leave
 from traformer.training import loop
 from traformer.training.config import RunConfig
 
@@ -38,3 +39,4 @@ if __name__ == "__main__":
     loop.train(
         RunConfig.from_dict(json.loads(config)), path, parallel="fsdp", resume="--resume" in sys.argv, quiet=True
     )
+    leave(0)
