@@ -470,7 +470,15 @@ static void mask_tile(const Lanes& s, int lane0, float* tile, int j0, int n, con
   }
 }
 
-// Keys or values j0 .. j0 + n as fp32 rows: in place where they are fp32 already, else converted.
+// Keys or values j0 .. j0 + n as fp32 rows, for a product that broadcasts from them: moved only where rows lie so far apart that
+// a block's fall into an eighth of the cache's sets.
+INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch, int64_t* stride);
+INLINE const float* block_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch, int64_t* stride) {
+  const float* rows = rows_f32(dtype, x, b, h, j0, n, D, scratch, stride);
+  return *stride * (int64_t)sizeof(float) % 2048 == 0 ? side_by_side(rows, stride, n, D, scratch) : rows;
+}
+
+// The same, in place wherever they are fp32 already.
 INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch, int64_t* stride) {
   if (dtype == TRA_FLOAT32) {
     *stride = x.stride_t;

@@ -183,8 +183,8 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
       const int block = (j1 - 1) / KB;
       j0 = block * KB;
       int64_t k_stride, v_stride;
-      const float* keys = rows_f32(p.dtype, p.k, b, hk, j0, j1 - j0, D, w.keys, &k_stride);
-      const float* values = rows_f32(p.dtype, p.v, b, hk, j0, j1 - j0, D, w.values, &v_stride);
+      const float* keys = block_f32(p.dtype, p.k, b, hk, j0, j1 - j0, D, w.keys, &k_stride);
+      const float* values = block_f32(p.dtype, p.v, b, hk, j0, j1 - j0, D, w.values, &v_stride);
       const float norm = facts.norm[block];
       const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
       const float* raw_values = values;
