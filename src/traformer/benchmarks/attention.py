@@ -273,16 +273,21 @@ def quartile(values: list[float], which: int) -> float:
 
 
 _MEMORY_SCRIPT = """
-import resource, sys, torch
-from traformer.benchmarks.attention import callables, draw
+import sys, torch
+from traformer.benchmarks.attention import callables, draw, peak_kib
 batch, heads, length, size, threads = map(int, sys.argv[3:8])
 torch.set_num_threads(threads)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 callables(draw(1, 1, 128, size, "init"), sys.argv[2], True)[sys.argv[1]]()
-before = peak()
+before = peak_kib()
 callables(draw(batch, heads, length, size, sys.argv[8]), sys.argv[2], True)[sys.argv[1]]()
-print((peak() - before) / 1024)
+print((peak_kib() - before) / 1024)
 """
+
+
+def peak_kib() -> int:
+    """Most memory this process has held, in KiB. (getrusage would tell its parent's, which exec does not forget.)"""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def peak_memory(row: dict[str, Any], head_size: int, threads: int) -> float:
