@@ -37,7 +37,8 @@ def header(rows: Sequence[Row]) -> list[str]:
 
 def cells(row: Row, label: str) -> list[str]:
     factor = size(row) / row["train_length"]
-    start = [label, display_split(row["split"]) or "test", f"{size(row):,}", f"{factor:,.0f}" if factor >= 10 else f"{factor:.3g}"]
+    times = f"{factor:,.0f}" if factor >= 10 else f"{factor:.3g}"
+    start = [label, display_split(row["split"]) or "test", f"{size(row):,}", times]
     if row["status"] != "measured":
         return [*start, row["status"], row["reason"], "", *_times(row)]
     if row["task"] == "flip_flop":
