@@ -20,7 +20,7 @@ TEXT_PAPER = RunConfig(
     save_every=1000,
 )
 
-# Meant for half an hour on two cores, not timed yet: 16 million tokens of a folder, a BPE of 4,096 entries made from it.
+# Meant for half an hour on two cores, not timed yet: 16 million tokens, a BPE of 4,096 entries trained on the text.
 TEXT_LAPTOP = RunConfig(
     task="text",
     task_options={"data": ["../shared/data"], "tokenizer": "bpe:4096", "length": 128},
