@@ -5,7 +5,7 @@
 constexpr int NV = 2;             // vectors per panel
 constexpr int G = NV * W;         // query rows (lanes) per panel
 constexpr int KB = 64;            // keys per block
-constexpr int ROWS = 128;         // most rows a row block may hold
+constexpr int ROWS = 256;         // most rows a row block may hold
 constexpr int PANELS = ROWS / G;
 constexpr int MR = TRA_REGISTERS >= 32 ? 8 : 6;  // rows of accumulators in the micro-kernel
 constexpr float LOG2E = 1.44269504088896340736f;
@@ -324,17 +324,29 @@ struct Lanes {
   }
 };
 
+constexpr int PART = W < 8 ? W : 8;  // floats of a row taken together: head sizes are multiples of 8
+typedef float part __attribute__((vector_size(PART * 4)));
+
+// The sum of a part's floats, in pairs, which takes half as long as one after the other.
+INLINE float total(part x) {
+  typedef float quad __attribute__((vector_size(16)));
+  quad sum, high;
+  __builtin_memcpy(&sum, &x, 16);
+  if (PART == 8) {
+    __builtin_memcpy(&high, (const char*)&x + sizeof x - 16, 16);
+    sum += high;
+  }
+  return (sum[0] + sum[2]) + (sum[1] + sum[3]);
+}
+
 // An upper bound of the norm of a row, inf where it is not finite or a product with it may overflow, never 0.
 INLINE float norm_above(const float* x, int D) {
-  constexpr int N = W < 8 ? W : 8;  // head sizes are multiples of 8
-  typedef float part __attribute__((vector_size(N * 4)));
   part sums = {};
-  for (int e = 0; e < D; e += N) {
+  for (int e = 0; e < D; e += PART) {
     part y = load_as<part>(x + e);
     sums += y * y;
   }
-  float norm2 = 0;
-  for (int i = 0; i < N; i++) norm2 += sums[i];
+  float norm2 = total(sums);
   if (!(norm2 < 1e36f)) return INF;
   if (norm2 < 1e-24f) {  // squares may have underflowed
     float top = 1e-18f;
@@ -398,7 +410,7 @@ NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const f
     t[i] = load(s.threshold + lane0 + i * W);
     band[i] = load(s.band + lane0 + i * W) * norm;
   }
-  vi kept = {};
+  vi below = splat((int32_t)-1);  // sign bit: every difference so far is negative
   for (int j = 0, step; j < n; j += step) {
     step = least(MR, n - j);
     with_rows(step, [&](auto rows) __attribute__((always_inline)) {
@@ -406,23 +418,26 @@ NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const f
       vf acc[M][NV];
       clear(acc);
       multiply<M, NV>(acc, keys + j * stride, stride, 1, q_panel, G, D);
-      vi near = {};
+      vf closest[NV];
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
         for (int i = 0; i < NV; i++) {
-          vf difference = acc[m][i] - t[i];
-          near |= (vi)(vabs(difference) <= band[i]);
-          kept |= (vi)(difference > vf{});
           store(tile + (j + m) * G + i * W, acc[m][i]);
+          vf difference = acc[m][i] - t[i];
+          closest[i] = m ? vmin(vabs(difference), closest[i]) : vabs(difference);
+          below &= (vi)difference;
         }
+      vi near = {};
+#pragma GCC unroll 8
+      for (int i = 0; i < NV; i++) near |= (vi)(closest[i] <= band[i]);
       if (__builtin_expect(any(near), 0)) {
         recheck(s, lane0, q_rows, keys + j * stride, stride, M, tile + j * G, norm, D, scale);
-        kept |= near;
+        below = vi{};
       }
     });
   }
-  return any(kept);
+  return any(~below & splat((int32_t)0x80000000));
 }
 
 // A non-finite score counts as kept and poisons its row; one that the row may not see is left for the mask.
@@ -499,27 +514,29 @@ static void describe_keys(const Call& c, int64_t b, int64_t hk, int block, float
   const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
   float largest = 0, largest_value = 0;
   uint8_t flags = 0;
+  part top = {}, check = {}, check_hidden = {};  // check: 0 as long as all values are finite
   for (int j = j0; j < j0 + n; j++) {
     int64_t stride;
-    const float* k = rows_f32(p.dtype, p.k, b, hk, j, 1, c.D, scratch, &stride);
-    float norm = norm_above(k, c.D);
+    const bool hidden = padding && !padding[j];
+    float norm = norm_above(rows_f32(p.dtype, p.k, b, hk, j, 1, c.D, scratch, &stride), c.D);
+    if (norm == INF) flags |= KEY_NOT_FINITE;  // NaN, inf, or so large that a product may overflow
     const float* v = rows_f32(p.dtype, p.v, b, hk, j, 1, c.D, scratch, &stride);
-    constexpr int N = W < 8 ? W : 8;
-    typedef float part __attribute__((vector_size(N * 4)));
-    part top = {}, check = {};
-    for (int e = 0; e < c.D; e += N) {
+    if (__builtin_expect(hidden, 0)) {
+      for (int e = 0; e < c.D; e += PART) check_hidden += load_as<part>(v + e) * 0.f;
+      continue;
+    }
+    largest = most(largest, norm);
+    for (int e = 0; e < c.D; e += PART) {
       part x = load_as<part>(v + e);
       check += x * 0.f;
       x = x < -x ? -x : x;
       top = x > top ? x : top;
     }
-    bool bad_value = false;
-    for (int i = 0; i < N; i++) bad_value |= check[i] != 0;
-    if (norm == INF) flags |= KEY_NOT_FINITE;  // NaN, inf, or so large that a product may overflow
-    if (bad_value) flags |= VALUE_NOT_FINITE;
-    if (padding && !padding[j]) continue;
-    largest = most(largest, norm);
-    for (int i = 0; i < N; i++) largest_value = bad_value ? INF : most(largest_value, top[i]);
+  }
+  for (int i = 0; i < PART; i++) {
+    if (check[i] != 0 || check_hidden[i] != 0) flags |= VALUE_NOT_FINITE;
+    largest_value = check[i] != 0 ? INF : most(largest_value, top[i]);
+    if (check[i] != 0) break;
   }
   f.norm[block] = largest;
   f.norm_so_far[block] = f.norm[block];

@@ -23,10 +23,12 @@ static thread_local Workspace workspace;
 #define JOIN2(a, b) a##b
 #define JOIN(a, b) JOIN2(a, b)
 
-// Large row blocks let rows that outlast their neighbours share panels; small ones keep all threads busy.
-static int rows_per_block(const TraProblem* p, int large_from) {
-  bool many = p->batch * p->query_heads * p->queries >= (int64_t)4 * ROWS * p->threads;
-  return many && p->queries >= large_from ? ROWS : ROWS / 2;
+// Large row blocks let rows that outlast their neighbours share panels and read a block of keys for more rows at once; small
+// ones keep all threads busy.
+static int rows_per_block(const TraProblem* p, int large_from, int largest_from) {
+  bool many = p->batch * p->query_heads * p->queries >= (int64_t)512 * p->threads;
+  if (!many || p->queries < large_from) return ROWS / 4;
+  return p->queries < largest_from ? ROWS / 2 : ROWS;
 }
 
 extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
@@ -34,7 +36,7 @@ extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
   Call c;
   prepare(c, p);
   if (p->queries <= DECODE_QUERIES) return decode(c);
-  c.rows = rows_per_block(p, 128);
+  c.rows = rows_per_block(p, 128, 2048);
   return forward_blocks(c);
 }
 
@@ -42,6 +44,6 @@ extern "C" int JOIN(tra_backward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
   Call c;
   prepare(c, p);
-  c.rows = rows_per_block(p, 1024);
+  c.rows = rows_per_block(p, 1024, 4096);
   return backward_blocks(c);
 }

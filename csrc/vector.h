@@ -17,8 +17,17 @@ INLINE vf splat(float x) { return x - vf{}; }
 INLINE vi splat(int32_t x) { return x - vi{}; }
 INLINE vu splat(uint32_t x) { return x - vu{}; }
 INLINE vf masked(vi mask, vf x) { return (vf)((vi)x & mask); }  // x where the mask is set, +0 elsewhere
+// a > b ? a : b and a < b ? a : b, so b where one is NaN: one instruction on x86, which compilers do not find by themselves
+#if defined(__AVX__) && TRA_LANES == 8
+INLINE vf vmax(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vf vmin(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#elif defined(__SSE2__) && TRA_LANES == 4
+INLINE vf vmax(vf a, vf b) { return (vf)_mm_max_ps((__m128)a, (__m128)b); }
+INLINE vf vmin(vf a, vf b) { return (vf)_mm_min_ps((__m128)a, (__m128)b); }
+#else
 INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }
 INLINE vf vmin(vf a, vf b) { return a < b ? a : b; }
+#endif
 INLINE vf vabs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 
 INLINE bool any(vi mask) {
@@ -39,7 +48,7 @@ INLINE bool any(vi mask) {
 
 // 2^x for x >= -126 after the clamp (and < 128, which callers see to), about 1 ulp. NaN in gives NaN out.
 INLINE vf exp2_vec(vf x) {
-  x = x < splat(-126.f) ? splat(-126.f) : x;
+  x = vmax(splat(-126.f), x);
   vf t = x + 12582912.f;  // 1.5 * 2^23: the sum's low mantissa bits hold round(x)
   vf f = x - (t - 12582912.f);
   vf p = 0.00015353362f * f + 0.0013398875f;
