@@ -36,15 +36,15 @@ def test_the_search_takes_the_lowest_loss(tmp_path, monkeypatch):
     for cell in peers_lr.cells():
         folder = RunFolder(tmp_path / cell.name)
         folder.write_config(cell.config, {})
-        loss = abs(cell.config.lr - (3e-3 if cell.config.attention == "rope" else 3e-4))
+        loss = abs(cell.config.lr - (max if cell.config.attention == "rope" else min)(peers_lr.RATES))
         lines = [{"step": step, "loss": 5.0 if step == 1 else loss} for step in range(1, 5)]
         folder.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(peers_lr, "LEARNING_RATES_FILE", tmp_path / "found.json")
     monkeypatch.setattr(peers, "LEARNING_RATES_FILE", tmp_path / "found.json")
     assert peers_lr.main([str(tmp_path)]) == 0
     rates = {(cell.config.task, cell.config.attention): cell.config.lr for cell in peers.cells()}
-    assert rates["copy", "rope"] == rates["flip_flop", "rope"] == 3e-3
-    assert rates["copy", "tra"] == 3e-4
+    assert rates["copy", "rope"] == rates["flip_flop", "rope"] == max(peers_lr.RATES)
+    assert rates["copy", "tra"] == min(peers_lr.RATES)
 
 
 def test_an_unfinished_search_is_told(tmp_path):

@@ -133,6 +133,10 @@ def test_biases_that_a_layer_wants_to_start_elsewhere():
     for name, value in (("tra_slow_gate", 3.0), ("tra_fast_gate", -2.0)):
         for block in small_model(name).model.layers:
             assert block.self_attn.decay_proj.bias.eq(value).all()
+    for block in small_model("tra_plus").model.layers:
+        bias = block.self_attn.decay_proj.bias.tolist()
+        half = len(bias) // 2
+        assert bias == [-6.0] * half + [6.0] * (len(bias) - half)
 
 
 def test_temperature_learns_faster():
@@ -155,6 +159,9 @@ def test_temperature_learns_faster():
         ("tra_variant", {"distance": "none", "gate_bias": 1.0}, "gate_bias needs a learned gate"),
         ("tra_variant", {"removal": False, "learned_threshold": True}, "removal=false only makes sense"),
         ("tra_variant", {"margin": -1}, "margin must be a finite number >= 0"),
+        ("tra_variant", {"gate_bias": "fast"}, 'a list of numbers or "halves", got'),
+        ("tra_variant", {"gate_bias": [1.0]}, "gate_bias has 1 entries, but the layer has"),
+        ("tra_variant", {"straight_through": 1}, "straight_through must be true or false"),
         ("tra_no_qk_nrm", {}, "did you mean 'tra_no_qk_norm'"),
         ("rope", {"npos_max": 3}, "unknown to attention 'rope'"),
     ],

@@ -289,7 +289,8 @@ DEFINITIONS = {
     "learned_offset": weights_nope,
     "rope_no_qk_norm": weights_rope,
 }
-OTHERWISE = {"differential", "lstm", "tra_learned_threshold"}  # pinned below
+STRAIGHT_THROUGH = ("tra_learned_threshold", "tra_straight_through", "tra_plus")
+OTHERWISE = {"differential", "lstm", *STRAIGHT_THROUGH}  # pinned below
 
 
 def test_nothing_is_left_out():
@@ -368,40 +369,63 @@ def test_lstm():
     assert 0.9 * attention < count <= attention
 
 
-def test_learned_threshold_keeps_what_exceeds_it():
-    layer = build("tra_learned_threshold")
+def straight_through_parts(layer, n, h, i):
+    """Threshold, whether the own key is excluded, and the factor on the scores, of one row."""
+    limit = learned_threshold(n, h, i) if layer.threshold_proj is not None else 0.0
+    excluded = layer.option["exclude_self"] == "half" and h < HEADS // 2
+    factor = 1.0 if layer.temperature is None else torch.exp(layer.temperature[h])
+    return limit, excluded, factor
+
+
+@pytest.mark.parametrize("name", STRAIGHT_THROUGH)
+def test_straight_through_keeps_what_exceeds_the_threshold(name):
+    layer = build(name)
     x = torch.randn(1, LENGTH, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    expected = Naive(layer, x[0]).output(lambda n, h, i: weights_tra(n, h, i, threshold=learned_threshold(n, h, i)))
+
+    def weights(n, h, i):
+        limit, excluded, _ = straight_through_parts(layer, n, h, i)
+        return weights_tra(n, h, i, threshold=limit, excluded=excluded, temperature=layer.temperature)
+
+    expected = Naive(layer, x[0]).output(weights)
     torch.testing.assert_close(run(layer, x)[0], expected, rtol=1e-9, atol=1e-9)  # with gradients: the eager path
     with torch.no_grad():
         torch.testing.assert_close(run(layer, x)[0], expected, rtol=1e-9, atol=1e-9)  # the fused path
 
 
-def test_learned_threshold_has_the_straight_through_gradient():
+@pytest.mark.parametrize("name", STRAIGHT_THROUGH)
+def test_straight_through_gradient(name):
     """The gradient is that of the same softmax with a soft keep factor beside the hard one."""
-    layer = build("tra_learned_threshold")
+    layer = build(name)
     x = torch.randn(1, LENGTH, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def soft(n, h, i):
-        limit = learned_threshold(n, h, i)
+        limit, excluded, factor = straight_through_parts(layer, n, h, i)
         log_decay = torch.log(sigmoid(gate(layer.decay_proj, n.x[i], h)))
-        scores = [n.score(h, i, j) for j in range(i + 1)]
+        seen = range(i if excluded else i + 1)
+        scores = [factor * n.score(h, i, j) for j in seen]
         kept = [int(s > limit) for s in scores]
-        counts = [max(1, sum(kept[j:])) for j in range(i + 1)]
+        none = torch.zeros((), dtype=torch.float64)
+        if not any(kept):
+            return [none] * (i + 1)
+        counts = [max(1, sum(kept[j:])) for j in seen]
         factors = [sigmoid((s - limit) / 0.5) for s in scores]
         factors = [hard + s - s.detach() for hard, s in zip(kept, factors, strict=True)]
         mass = [f * torch.exp(s + log_decay * c) for f, s, c in zip(factors, scores, counts, strict=True)]
-        if not any(kept):
-            return [torch.zeros((), dtype=torch.float64)] * (i + 1)
         total = sum(mass)
-        return [m / total for m in mass]
+        return [m / total for m in mass] + [none] * excluded
 
+    parameters = dict(layer.named_parameters())
     grads = []
     for out in (run(layer, x)[0], Naive(layer, x[0]).output(soft)):
-        grads.append(torch.autograd.grad(out.square().sum(), list(layer.parameters())))
+        grads.append(torch.autograd.grad(out.square().sum(), list(parameters.values())))
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
-    assert grads[0][[n for n, _ in layer.named_parameters()].index("threshold_proj.weight")].abs().max() > 0
+        assert a.abs().max() > 0
+    plain = weights_tra if name == "tra_straight_through" else None
+    if plain:  # and it is another gradient than TRA's own
+        own = torch.autograd.grad(Naive(layer, x[0]).output(plain).square().sum(), parameters["q_proj.weight"])[0]
+        found = grads[0][list(parameters).index("q_proj.weight")]
+        assert (own - found).abs().max() > 1e-3 * own.abs().max()
 
 
 def test_margin_draws_the_threshold_in_training_only():

@@ -1,4 +1,4 @@
-"""The learning-rate search for `peers`: each method at three rates, a quarter of the steps, a seed of its own.
+"""The learning-rate search for `peers`: each method at two rates, a quarter of the steps, a seed of its own.
 
 As a program, `python -m traformer.experiments.peers_lr DIR`, it reads the finished sweep and writes the best rates
 where `peers` finds them.
@@ -17,9 +17,9 @@ from traformer.training.files import write_atomically
 from traformer.training.run_folder import RunFolder
 
 TITLE = "Learning rates for the table of peers"
-RATES = (3e-4, 1e-3, 3e-3)
+RATES = (2e-3, 5e-3)
 SEED = 100
-LAST_LINES = 3  # of metrics.jsonl that the loss is averaged over
+LAST_LINES = 1  # of metrics.jsonl that the loss is averaged over
 
 
 def cells() -> list[Cell]:

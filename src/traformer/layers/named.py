@@ -55,6 +55,14 @@ EXTENSIONS: dict[str, NamedConfiguration] = {
     "tra_margin": _variant("TRA with a margin around the threshold, drawn in training", margin=0.25),
     "tra_slow_gate": _variant("TRA whose gate starts slow: 5 % a kept key", gate_bias=3.0),
     "tra_fast_gate": _variant("TRA whose gate starts fast: 88 % a kept key", gate_bias=-2.0),
+    "tra_straight_through": _variant("TRA whose removed keys have a gradient in training", straight_through=True),
+    "tra_plus": _variant(
+        "TRA with a gradient for removed keys, own key excluded and fast gates in half of the heads, temperature",
+        straight_through=True,
+        exclude_self="half",
+        gate_bias="halves",
+        temperature=True,
+    ),
 }
 
 PEER_VARIANTS: dict[str, NamedConfiguration] = {

@@ -22,6 +22,7 @@ DISTANCES = ("contextual", "ordinary", "forgetting", "none")
 DECAYS = ("gate", "fixed")
 _START_OF_LEARNED_THRESHOLD = -2.0  # softplus(-2) = 0.13: near the published 0, yet far enough to have a gradient
 _SURROGATE_WIDTH = 0.5
+_FAST_GATE, _SLOW_GATE = -6.0, 6.0  # of gate_bias "halves"
 
 
 class ThresholdVariantAttention(ThresholdRelativeAttention):
@@ -32,14 +33,17 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
                     fixed slope a head times i - j, as ALiBi. "forgetting": gates of all tokens between, as FoT
         removal     False: no key is removed; the softmax runs over all, distance counts those above the threshold
         decay       "gate": learned, from the query's token. "fixed": minus ALiBi's slope of the head
-        gate_bias   the decay gate's bias at the start (None: torch's own); 3 forgets 5 % a kept key, -2 forgets 88 %
+        gate_bias   the decay gate's bias at the start (None: torch's own); 3 forgets 5 % a kept key, -2 forgets 88 %.
+                    A number, a list with one for each head, or "halves": -6 in the first half of the heads, which
+                    look at their nearest kept key alone, 6 in the second, which forgets 0.25 % a kept key
         threshold_growth  a: the threshold is threshold + a * sqrt(2 log n) for the n-th token. After QK-norm scores of
                     unrelated keys are near a standard normal, whose maximum over n draws grows like sqrt(2 log n)
         margin      m: in training each query's threshold is drawn from threshold + [0, 2m], in evaluation it is
                     threshold + m. Keys near it are kept or removed by chance, so training drives them away from it
+        straight_through  training gives removed keys a gradient: the forward is TRA's own, the backward is as if each
+                    key were weighted by sigmoid((s - threshold) / 0.5). Training is eager, evaluation fused
         learned_threshold  an input-adaptive threshold: softplus(w_h . x + b_h) on top of `threshold`, b_h starting at
-                    -2. The choice of keys has no gradient, so the backward takes a straight-through one, as if a key
-                    were weighted by sigmoid((s - threshold) / 0.5). Training is eager, evaluation fused
+                    -2. The choice of keys has no gradient, so it is trained with straight_through
 
     The fused operator serves contextual or no distance with removal; the others are eager, in blocks of queries.
     """
@@ -53,6 +57,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         "gate_bias": None,
         "threshold_growth": 0.0,
         "margin": 0.0,
+        "straight_through": False,
         "learned_threshold": False,
     }
 
@@ -63,7 +68,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         if not self.has_gate:
             self.decay_proj = None  # type: ignore[assignment]
         elif self.option["gate_bias"] is not None:
-            self.decay_proj.bias_start = float(self.option["gate_bias"])  # type: ignore[assignment]
+            self.decay_proj.bias_start = _gate_biases(self.option["gate_bias"], self.num_heads)  # type: ignore[assignment]
         self.slopes = alibi_slopes(self.num_heads)
         self.threshold_proj = (
             nn.Linear(config.hidden_size, self.num_heads) if self.option["learned_threshold"] else None
@@ -77,7 +82,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         for name, known in (("distance", DISTANCES), ("decay", DECAYS)):
             if options[name] not in known:
                 raise unknown_name(f"attention option {name}", options[name], known)
-        for name in ("removal", "learned_threshold"):
+        for name in ("removal", "straight_through", "learned_threshold"):
             if not isinstance(options[name], bool):
                 raise InputError(f"attention option {name} must be true or false, got {options[name]!r}")
         for name in ("threshold_growth", "margin"):
@@ -90,9 +95,10 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             )
         if bias is not None and (fixed or distance not in ("contextual", "forgetting")):
             raise InputError("attention option gate_bias needs a learned gate, which this combination does not have")
-        if bias is not None and not isinstance(bias, (int, float)):
-            raise InputError(f"attention option gate_bias must be a number, got {bias!r}")
-        if not options["removal"] and (distance != "contextual" or options["learned_threshold"]):
+        if bias is not None:
+            _gate_biases(bias, config.num_attention_heads)
+        chooses = options["learned_threshold"] or options["straight_through"]
+        if not options["removal"] and (distance != "contextual" or chooses):
             raise InputError(
                 "attention option removal=false only makes sense with contextual distance and a given threshold"
             )
@@ -138,7 +144,8 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         context: AttentionContext,
         state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        learns = self.threshold_proj is not None and torch.is_grad_enabled()
+        straight_through = self.threshold_proj is not None or self.option["straight_through"]
+        learns = straight_through and torch.is_grad_enabled()
         if self.distance in ("contextual", "none") and self.option["removal"] and not learns:
             return super().attend(q, k, v, hidden_states, context)
         q, _ = self.tempered(q)
@@ -177,3 +184,20 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         if isinstance(excluded, Tensor):
             own = own & excluded[:, None, None]
         return visible & ~own
+
+
+def _gate_biases(option: float | str | list[float], heads: int) -> list[float]:
+    """The option `gate_bias`, one number a head."""
+    if option == "halves":
+        return [_FAST_GATE if head < heads // 2 else _SLOW_GATE for head in range(heads)]
+    if _is_number(option):
+        return [float(option)] * heads  # type: ignore[arg-type]
+    if isinstance(option, (list, tuple)) and all(map(_is_number, option)):
+        if len(option) == heads:
+            return [float(bias) for bias in option]
+        raise InputError(f"attention option gate_bias has {len(option)} entries, but the layer has {heads} heads")
+    raise InputError(f'attention option gate_bias must be a number, a list of numbers or "halves", got {option!r}')
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)

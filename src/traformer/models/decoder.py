@@ -110,7 +110,7 @@ class TraformerPreTrainedModel(PreTrainedModel):
             else:  # torch's own default, bias included
                 init.kaiming_uniform_(module.weight, a=math.sqrt(5))
                 if hasattr(module, "bias_start"):  # its layer wants it so
-                    init.constant_(module.bias, module.bias_start)  # type: ignore[arg-type]
+                    init.copy_(module.bias, torch.as_tensor(module.bias_start).expand_as(module.bias))  # type: ignore[arg-type]
                 elif module.bias is not None:
                     bound = 1.0 / math.sqrt(module.in_features)
                     init.uniform_(module.bias, -bound, bound)
