@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,6 +13,7 @@ from traformer.errors import InputError, unknown_name
 
 BACKENDS = ("reference", "blockwise", "cpu", "triton")
 _MODULES: dict[str, Any] = {}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def fused_backend(name: str) -> Any:
@@ -21,8 +23,13 @@ def fused_backend(name: str) -> Any:
     return _MODULES[name]
 
 
-@torch.compiler.assume_constant_result  # looks at files and the environment, which a traced graph cannot
-@torch.compiler.assume_constant_result  # looks at files, which a graph cannot
+def _constant(function: _Function) -> _Function:
+    """torch.compiler.assume_constant_result, whose import of the compiler would take longer than all of ours."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant  # looks at files and the environment, which a traced graph cannot
 def unavailable_reason(name: str) -> str | None:
     """None where the backend can run here, else why not."""
     if name in ("reference", "blockwise"):
@@ -34,7 +41,7 @@ def unavailable_reason(name: str) -> str | None:
     return fused_backend(name).unavailable_reason()
 
 
-@torch.compiler.assume_constant_result
+@_constant
 def unsupported_reason(name: str, dtype: torch.dtype, head_size: int) -> str | None:
     """None where a fused backend takes tensors of this type and head size, else why not."""
     return fused_backend(name).unsupported_reason(dtype, head_size)
