@@ -11,7 +11,7 @@ from tests.training.tiny import tiny_config
 from traformer.errors import RunError
 from traformer.reports.collect import collect, panels
 from traformer.reports.plot import _spread, accuracy_plot
-from traformer.reports.table import comparison_table
+from traformer.reports.terminal import comparison_table
 from traformer.reports.write import write_report
 from traformer.training.run_folder import RunFolder
 
@@ -160,3 +160,24 @@ def test_labels_move_apart_and_stay_inside():
     ordered = sorted(places)
     assert all(b - a >= 15 for a, b in itertools.pairwise(ordered))
     assert min(places) >= 4 and max(places) <= 200
+
+
+def test_many_methods_are_rows_the_best_first(tmp_path):
+    names = ["tra", "rope", "nope", "alibi", "cope", "fot", "stick_breaking", "tra_margin", "tra_plus"]
+    for place, name in enumerate(names):
+        for seed in (0, 1):
+            make_run(tmp_path / f"{name}-{seed}", [1.0, place / 10 + 0.1 * seed, 0.0], name, seed=seed)
+    runs = collect([tmp_path])
+    page = write_report(runs, tmp_path).read_text()
+    assert "caption" in Page(page).tags
+    markdown = (tmp_path / "report.md").read_text()
+    rows = [line for line in markdown.splitlines() if line.startswith("| ") and " % (" in line]
+    assert rows[0].startswith(r"| tra\_plus | 100.0 % (100.0–100.0) | 85.0 % (80.0–90.0)")
+    assert rows[-1].startswith("| TRA |") and len(rows) == len(names)
+    assert "mean of up to 2 seeds" in markdown and "64 sequences" in markdown
+    assert "(likewise with --seed 1)" in markdown and markdown.count("tra train") == len(names)
+    assert "tra_margin" not in next(line for line in markdown.splitlines() if line.startswith("- "))
+    (table,) = comparison_table(runs)
+    assert next(str(cell) for cell in table.columns[0].cells) == "tra_plus"
+    lines = (tmp_path / "report.csv").read_text().splitlines()
+    assert lines[0].startswith("run,lr,task,attention,seed") and len(lines) == 1 + 3 * 2 * len(names)

@@ -7,7 +7,7 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", metavar="DIR", help="run folders, or folders that hold run folders")
-    parser.add_argument("--out", metavar="DIR", help="where report.html and report.md go (default: the first DIR)")
+    parser.add_argument("--out", metavar="DIR", help="where report.html, .md and .csv go (default: the first DIR)")
     parser.add_argument("--title", help="the page's title")
 
 
@@ -17,7 +17,7 @@ def main(args: argparse.Namespace) -> None:
     from rich.console import Console
 
     from traformer.reports.collect import collect
-    from traformer.reports.table import comparison_table
+    from traformer.reports.terminal import comparison_table
     from traformer.reports.write import write_report
 
     runs = collect(args.folders)

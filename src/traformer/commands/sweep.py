@@ -47,7 +47,7 @@ def run_and_report(cells: list, out: str, jobs: int | None, title: str | None, r
     from traformer.experiments.ray_sweep import run_ray_sweep
     from traformer.experiments.sweep import run_sweep
     from traformer.reports.collect import collect
-    from traformer.reports.table import comparison_table
+    from traformer.reports.terminal import comparison_table
     from traformer.reports.write import write_report
 
     started = time.monotonic()

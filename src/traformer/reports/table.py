@@ -1,34 +1,10 @@
-"""Methods side by side on the terminal: one table a task."""
+"""What tables of results are made of: names, lengths, and a number with its interval."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.table import Table
-
-from traformer.reports.collect import Panel, Point, Run, display_split, display_task, panels
-
-
-def comparison_table(runs: Sequence[Run]) -> list[Table]:
-    tables: dict[tuple[str, int], Table] = {}
-    for panel in panels(runs):
-        key = (panel.task, panel.train_length)
-        labels = series_names([other for other in panels(runs) if (other.task, other.train_length) == key])
-        if key not in tables:
-            title = (
-                f"{display_task(panel.task)}, trained to {panel.train_length}: "
-                "exact match (95 % interval, or worst to best seed)"
-            )
-            tables[key] = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-            for name in ("split", "length", "x trained", *labels):
-                tables[key].add_column(name, justify="left" if name == "split" else "right")
-        for length, by_label in by_length(panel).items():
-            point = next(iter(by_label.values()))
-            cells = [point_text(by_label.get(label)) for label in labels]
-            factor = f"{point.size / panel.train_length:.3g}"
-            tables[key].add_row(display_split(panel.split) or "test", str(length), factor, *cells)
-    return list(tables.values())
+from traformer.reports.collect import Panel, Point
 
 
 def series_names(all_panels: Sequence[Panel]) -> list[str]:
