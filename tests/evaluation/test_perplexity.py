@@ -132,7 +132,22 @@ def test_tra_eval_of_a_text_run(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert "split all" in capsys.readouterr().out
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page" / "report.html").read_text()
-    assert "bits per byte, validation" in page and "protocol: " in page
+    assert "bits per byte, validation" in page and "protocol: " in page and "<h1>Perplexity by window</h1>" in page
+    assert "trained at window 32: bits" in capsys.readouterr().out
+    markdown = (tmp_path / "page" / "report.md").read_text()
+    commands = [line for line in markdown.splitlines() if line.startswith("tra eval")]
+    assert [line.partition("--examples 256")[2] for line in commands] == [
+        "", " --stride 8", f" --data {folder / 'more.txt'}",
+    ]  # fmt: skip
+
+
+def test_a_tokenizer_trained_for_a_run_is_evaluated_without_its_corpus(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(folder, run, "--task-option", "tokenizer=bpe:260")
+    (folder / "train.txt").write_text("other words than the tokenizer was trained on\n" * 50)
+    assert main(["eval", str(run), "--lengths", "32", "--threads", "1"]) == 0
+    rows = json.loads((run / "results.json").read_text())
+    assert rows[0]["protocol"]["tokenizer"] == "bpe:260" and rows[0]["protocol"]["vocabulary"] == 260
 
 
 def test_bad_input_of_eval(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from traformer.data.cache import TokenizedText, cache_folder
 from traformer.data.corpus import Corpus
-from traformer.data.tokenizers import TextTokenizer, load_tokenizer
+from traformer.data.tokenizers import TextTokenizer, bpe_size, load_tokenizer
 
-__all__ = ["Corpus", "TextTokenizer", "TokenizedText", "cache_folder", "load_tokenizer"]
+__all__ = ["Corpus", "TextTokenizer", "TokenizedText", "bpe_size", "cache_folder", "load_tokenizer"]

@@ -115,14 +115,20 @@ def load_tokenizer(name: str, training_text: Sequence[Source] | None = None) -> 
         raise InputError(f"tokenizer must be a name or a folder, not {name!r}")
     if name == BYTES:
         return ByteTokenizer()
-    if size := _BPE.fullmatch(name):
-        return _trained_bpe(int(size[1]) * (1024 if size[2] else 1), training_text)
+    if (size := bpe_size(name)) is not None:
+        return _trained_bpe(size, training_text)
     path = Path(name).expanduser()
     if path.exists():
         return _from_path(path)
     if name.startswith("bpe"):
         raise InputError(f"tokenizer {name!r} is not of the form bpe:8192 (a byte-level BPE with that many entries)")
     return _from_hub(name)
+
+
+def bpe_size(name: str) -> int | None:
+    """Entries of `bpe:8192` or `bpe:8k`; None for any other name."""
+    found = _BPE.fullmatch(name)
+    return int(found[1]) * (1024 if found[2] else 1) if found else None
 
 
 def _from_path(path: Path) -> TextTokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,11 +41,31 @@ class Run:
 
     def commands(self) -> list[str]:
         """What to type to make these rows again."""
-        exact = dict.fromkeys(str(row["length"]) for row in self.rows)
-        return [
-            train_command(self.config, self.path),
-            eval_command(self.path, ",".join(exact), self.rows[0]["examples"]),
+        ways: dict[tuple[tuple[str, ...], int], dict[str, None]] = {}
+        for row in self.rows:
+            way = _text_flags(row, self.config) if "protocol" in row else ()
+            ways.setdefault((way, row["examples"]), {})[str(row["length"])] = None
+        evaluations = [
+            shlex.join([*shlex.split(eval_command(self.path, ",".join(lengths), examples)), *flags])
+            for (flags, examples), lengths in ways.items()
         ]
+        return [train_command(self.config, self.path), *evaluations]
+
+
+def _text_flags(row: Row, config: RunConfig) -> tuple[str, ...]:
+    """Flags of `tra eval` by which a row of a text run differs from the usual."""
+    protocol = row["protocol"]
+    places = config.task_options.get("data", ())
+    own = ", ".join([places] if isinstance(places, str) else places)
+    flags: list[str] = []
+    if protocol["data"] != own:
+        flags += ["--data", protocol["data"]]
+    split = protocol["split"].split(" ")[0]
+    if split != "validation" and not (split == "all" and flags):
+        flags += ["--split", split]
+    if protocol["stride"] != protocol["window"] - 1:
+        flags += ["--stride", str(protocol["stride"])]
+    return tuple(flags)
 
 
 @dataclass(frozen=True)

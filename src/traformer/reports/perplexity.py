@@ -114,7 +114,7 @@ def _html_table(metric: str, panel: Panel) -> str:
         f"<th>{escape(text)}</th>" for text in (f"{NAMES[metric]}, {panel.split}: window", "x trained", *labels)
     )
     rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>" for cells in _cells(panel, labels)
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>" for cells in text_cells(panel, labels)
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
@@ -126,7 +126,7 @@ def markdown_lines(runs: Sequence[Run]) -> list[str]:
         lines += ["", f"## Text, {panel.split}: {NAMES[metric]}", "", f"Trained at window {panel.train_length}.", ""]
         lines.append("| window | x trained | " + " | ".join(labels) + " |")
         lines.append("|---|---|" + "---|" * len(labels))
-        lines += ["| " + " | ".join(cells) + " |" for cells in _cells(panel, labels)]
+        lines += ["| " + " | ".join(cells) + " |" for cells in text_cells(panel, labels)]
     if lines:
         lines += ["", *protocols(runs)]
     return lines
@@ -153,7 +153,7 @@ def protocols(runs: Sequence[Run]) -> list[str]:
     return list(dict.fromkeys(protocol_text(row["protocol"]) for run in runs for row in run.rows if "protocol" in row))
 
 
-def _cells(panel: Panel, labels: Sequence[str]) -> list[list[str]]:
+def text_cells(panel: Panel, labels: Sequence[str]) -> list[list[str]]:
     rows = []
     for length, found in by_length(panel).items():
         factor = next(iter(found.values())).size / panel.train_length

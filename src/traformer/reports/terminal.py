@@ -9,6 +9,7 @@ from rich.table import Table
 
 from traformer.reports.collect import Panel, Run, display_split, display_task, panels
 from traformer.reports.many import header, is_many, ranked
+from traformer.reports.perplexity import NAMES, text_cells, text_panels
 from traformer.reports.table import by_length, point_text, series_names
 
 
@@ -34,7 +35,18 @@ def comparison_table(runs: Sequence[Run]) -> list[Table]:
             cells = [point_text(by_label.get(label)) for label in labels]
             factor = f"{point.size / panel.train_length:.3g}"
             tables[key].add_row(display_split(panel.split) or "test", str(length), factor, *cells)
-    return list(tables.values())
+    return [*tables.values(), *(_text_table(metric, panel) for metric, panel in text_panels(runs))]
+
+
+def _text_table(metric: str, panel: Panel) -> Table:
+    title = f"Text, {panel.split}, trained at window {panel.train_length}: {NAMES[metric]}, lower is better"
+    labels = series_names([panel])
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    for name in ("window", "x trained", *labels):
+        table.add_column(name, justify="right")
+    for cells in text_cells(panel, labels):
+        table.add_row(*cells)
+    return table
 
 
 def _many_table(panel: Panel, title: str) -> Table:

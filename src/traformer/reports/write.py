@@ -21,12 +21,17 @@ from traformer.training.files import write_atomically
 def write_report(runs: Sequence[Run], out: str | Path, title: str | None = None) -> Path:
     """Write all three into `out`; returns the page."""
     out = Path(out)
-    title = title or "Accuracy by length"
+    title = title or default_title(runs)
     write_atomically(out / "report.md", markdown(runs, title))
     write_atomically(out / "report.csv", csv_rows(runs))
     page = out / "report.html"
     write_atomically(page, html(runs, title))
     return page
+
+
+def default_title(runs: Sequence[Run]) -> str:
+    is_text = [run.config.task == "text" for run in runs]
+    return "Perplexity by window" if all(is_text) else "Accuracy by length"
 
 
 CSV_COLUMNS = (

@@ -180,6 +180,9 @@ class Task(ABC):
     def write_files(self, folder: Path) -> None:
         """Write what the run folder must keep so that its tokens can be read; called once, when it is made."""
 
+    def use_files(self, folder: Path) -> None:
+        """Read from what `write_files` kept instead of making it anew; called before a run's model is used."""
+
     def check_files(self, folder: Path) -> None:
         """Raise RunError if what `write_files` kept is not what this task would read now."""
 

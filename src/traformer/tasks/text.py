@@ -68,9 +68,9 @@ class Text(Task):
 
     @cached_property
     def text_tokenizer(self) -> TextTokenizer:
-        from traformer.data import load_tokenizer
+        from traformer.data import bpe_size, load_tokenizer
 
-        is_trained = self.tokenizer.startswith("bpe:")
+        is_trained = bpe_size(self.tokenizer) is not None
         return load_tokenizer(self.tokenizer, self.corpus.training_text if is_trained else None)
 
     def open(self, split: str) -> TokenizedText:
@@ -98,6 +98,21 @@ class Text(Task):
         """Keep the tokenizer with the run."""
         (folder / TOKENIZER_FOLDER).mkdir(exist_ok=True)
         self.text_tokenizer.save(folder / TOKENIZER_FOLDER)
+
+    def use_files(self, folder: Path) -> None:
+        """A tokenizer that was trained for the run is the run's own, so the text it came from need not be at hand."""
+        from traformer.data import bpe_size, load_tokenizer
+
+        size = bpe_size(self.tokenizer)
+        if size is None or "text_tokenizer" in self.__dict__:
+            return
+        try:
+            kept = load_tokenizer(str(folder / TOKENIZER_FOLDER))
+        except InputError:
+            return  # `check_files` says what is wrong with it
+        if kept.vocab_size == size:
+            kept.label = self.tokenizer
+            self.__dict__["text_tokenizer"] = kept
 
     def check_files(self, folder: Path) -> None:
         """Refuse another tokenizer than the run was trained with."""

@@ -83,6 +83,7 @@ def load_run(
     config = folder.read_config()
     found = find_checkpoint(folder, step, warn)
     task = build_task(config.task, config.task_options)
+    task.use_files(folder.path)
     task.check_files(folder.path)
     model = TraformerForCausalLM(TraformerConfig.from_pretrained(str(found.path)))
     load_weights(model, found.path)
