@@ -38,6 +38,11 @@ def test_a_round_takes_every_method_once_and_the_first_turns() -> None:
     assert rounds == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
 
 
+def test_tra_on_another_backend(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "train", *QUICK, "--no-memory", "--attentions", "tra:blockwise"]) == 0
+    assert "TRA blockwise" in capsys.readouterr().out
+
+
 def test_gates_that_remember_far_are_set() -> None:
     settings = {"size": "tiny", "window": 16, "tokens": 16, "vocabulary": 8}
     plain, far = (train.Step("tra", **settings, gate_bias=bias) for bias in (0.0, 6.0))
@@ -51,6 +56,8 @@ def test_gates_that_remember_far_are_set() -> None:
     "arguments,words",
     [
         (["--attentions", "ropee"], "did you mean 'rope'"),
+        (["--attentions", "rope:cpu"], "rope has no backends to choose"),
+        (["--attentions", "tra:blokwise"], "did you mean 'blockwise'"),
         (["--sizes", "huge"], "unknown preset"),
         (["--windows", "512"], "more than --tokens 64"),
         (["--json", "no/such/folder/x.json"], "does not exist"),

@@ -30,7 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `tra bench train`."""
     parser.add_argument("--sizes", nargs="+", default=["tiny", "mini"], metavar="PRESET", help="(default: tiny mini)")
     parser.add_argument("--windows", nargs="+", type=positive_int, default=[256, 1024, 4096], metavar="N")
-    parser.add_argument("--attentions", nargs="+", default=list(DEFAULT_METHODS), metavar="NAME")
+    parser.add_argument(
+        "--attentions",
+        nargs="+",
+        default=list(DEFAULT_METHODS),
+        metavar="NAME",
+        help=f"tra:blockwise is TRA on another backend (default: {' '.join(DEFAULT_METHODS)})",
+    )
     parser.add_argument("--tokens", type=positive_int, default=8192, help="tokens a step (default 8192)")
     parser.add_argument("--vocabulary", type=positive_int, default=257, help="entries (default 257; GPT-2 has 50257)")
     parser.add_argument("--rounds", type=positive_int, default=7, help="timed steps a method (default 7)")
@@ -51,10 +57,18 @@ def main(args: argparse.Namespace) -> int:
 
     from traformer.layers import ATTENTIONS
     from traformer.models import PRESETS
+    from traformer.ops import available_backends
 
     for name in args.attentions:
-        if name not in ATTENTIONS:
-            raise unknown_name("attention", name, ATTENTIONS)
+        attention, backend = split_name(name)
+        if attention not in ATTENTIONS:
+            raise unknown_name("attention", attention, ATTENTIONS)
+        if backend and "backend" not in ATTENTIONS[attention].options:
+            raise InputError(
+                f"--attentions has {name}, but {attention} has no backends to choose from; give {attention}"
+            )
+        if backend and backend not in available_backends():
+            raise unknown_name("backend", backend, available_backends())
     for name in args.sizes:
         if name not in PRESETS:
             raise unknown_name("preset", name, PRESETS)
@@ -93,6 +107,12 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def split_name(name: str) -> tuple[str, str | None]:
+    """Attention and backend of `tra:blockwise`; the backend is None where it is not named."""
+    attention, _, backend = name.partition(":")
+    return attention, backend or None
+
+
 class Step:
     """A model and its optimizer; called, it does one training step on the same tokens."""
 
@@ -105,9 +125,11 @@ class Step:
         from traformer.training.loss import AnswerLoss
 
         torch.manual_seed(0)
+        attention, backend = split_name(attention)
         config = TraformerConfig.preset(
-            size, attention=attention, vocab_size=vocabulary, pad_token_id=None, attention_dropout=0.0
-        )
+            size, attention=attention, vocab_size=vocabulary, pad_token_id=None, attention_dropout=0.0,
+            attention_options={"backend": backend} if backend else {},
+        )  # fmt: skip
         self.model = TraformerForCausalLM(config).train()
         for name, parameter in self.model.named_parameters():
             if name.endswith("decay_proj.bias"):
@@ -188,7 +210,8 @@ def attention_kernel(step: Step) -> str:
         from traformer.ops.threshold_relative.backends import choose_backend
 
         weight = step.model.get_output_embeddings().weight
-        return f"TRA {choose_backend('auto', weight.device, weight.dtype, step.model.config.head_dim)}"
+        asked = step.model.config.attention_options.get("backend", "auto")
+        return f"TRA {choose_backend(asked, weight.device, weight.dtype, step.model.config.head_dim)}"
     for name in sorted(seen):
         if "scaled_dot_product" in name and "backward" not in name:
             kind = name.partition("scaled_dot_product_")[2].replace("_attention", "").replace("fused_", "")
