@@ -6,7 +6,7 @@ times the training length. Two layers of 64, some 20 to 60 seconds a cell on one
     tra sweep peers_lr --out runs/peers_lr && python -m traformer.experiments.peers_lr runs/peers_lr
     tra sweep peers --out runs/peers
 
-The first trains each method for a quarter of the steps at two rates with a seed of its own, and writes down the
+The first trains each method for 125 or 150 steps at two rates with a seed of its own, and writes down the
 rate with the lowest loss on the training distribution; nothing beyond the training length is looked at. Without it
 every method has lr 3e-3.
 """
@@ -43,7 +43,7 @@ TASKS: dict[str, tuple[RunConfig, str]] = {
             task_options={"length": 32},
             model_options={**_COMMON.model_options, "head_dim": 32},
             batch_size=32,
-            steps=500,
+            steps=400,
         ),
         "32,64,128,256",
     ),
@@ -53,7 +53,7 @@ TASKS: dict[str, tuple[RunConfig, str]] = {
             task_options={"max_length": 6, "alphabet": "unique", "vocabulary": 48},
             model_options={**_COMMON.model_options, "head_dim": 64},
             batch_size=64,
-            steps=600,
+            steps=500,
         ),
         "6,12,24,48",
     ),

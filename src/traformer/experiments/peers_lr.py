@@ -1,4 +1,4 @@
-"""The learning-rate search for `peers`: each method at two rates, a quarter of the steps, a seed of its own.
+"""The learning-rate search for `peers`: each method at two rates, few steps, a seed of its own.
 
 As a program, `python -m traformer.experiments.peers_lr DIR`, it reads the finished sweep and writes the best rates
 where `peers` finds them.
@@ -19,6 +19,7 @@ from traformer.training.run_folder import RunFolder
 TITLE = "Learning rates for the table of peers"
 RATES = (2e-3, 5e-3)
 SEED = 100
+STEPS = {"flip_flop": 125, "copy": 150}
 LAST_LINES = 1  # of metrics.jsonl that the loss is averaged over
 
 
@@ -26,7 +27,7 @@ def cells() -> list[Cell]:
     return [
         Cell(
             f"{task}-{method}-lr{rate:g}",
-            config.replace(attention=method, seed=SEED, lr=rate, steps=config.steps // 4),
+            config.replace(attention=method, seed=SEED, lr=rate, steps=STEPS[task]),
             lengths.split(",")[0],
             64,
         )
