@@ -81,7 +81,8 @@ def main(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     methods = list(dict.fromkeys([*args.attentions, BASELINE]))
     rows: list[dict[str, Any]] = []
-    for size in args.sizes:
+    for size in args.sizes:  # a size at a time, shown and written, so that stopping loses little
+        found: list[dict[str, Any]] = []
         for window in args.windows:
             print(f"measuring {size}, window {window}", file=sys.stderr, flush=True)
             settings = {
@@ -91,20 +92,29 @@ def main(args: argparse.Namespace) -> int:
                 "vocabulary": args.vocabulary,
                 "gate_bias": args.gate_bias,
             }
-            rows += measure(methods, args.rounds, **settings)
-    if not args.no_memory:
-        print("measuring memory", file=sys.stderr, flush=True)
-        names = ("attention", "size", "window", "tokens", "vocabulary", "gate_bias")
-        peaks = peak_memory([{name: row[name] for name in names} for row in rows], torch.get_num_threads())
-        for row, peak in zip(rows, peaks, strict=True):
-            row["peak_bytes"] = peak
-    show(rows, args.gate_bias)
-    if args.json is not None:
-        from traformer.training.run_folder import versions
-
-        about = {**versions(), "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
-        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+            found += measure(methods, args.rounds, **settings)
+        if not args.no_memory:
+            print(f"measuring {size}, memory", file=sys.stderr, flush=True)
+            names = ("attention", "size", "window", "tokens", "vocabulary", "gate_bias")
+            peaks = peak_memory([{name: row[name] for name in names} for row in found], torch.get_num_threads())
+            for row, peak in zip(found, peaks, strict=True):
+                row["peak_bytes"] = peak
+        show(found, args.gate_bias)
+        rows += found
+        if args.json is not None:
+            write_rows(rows, args.json)
+    print("paper: minutes of 20,000 steps on an A40 at window 256, TRA over RoPE")
     return 0
+
+
+def write_rows(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    import torch
+
+    from traformer.training.files import write_atomically
+    from traformer.training.run_folder import versions
+
+    about = {**versions(), "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
+    write_atomically(file, json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -296,7 +306,6 @@ def show(rows: Sequence[dict[str, Any]], gate_bias: float) -> None:
                 f"{peak / 1e6:,.0f}" if peak is not None else "",
             )
         console.print(table)
-    print("paper: minutes of 20,000 steps on an A40 at window 256, TRA over RoPE")
 
 
 if __name__ == "__main__":
