@@ -143,7 +143,7 @@ def draw(batch: int, heads: int, length: int, head_size: int, decay: str) -> tup
 
 
 def from_run(folder: Path, length: int) -> tuple[Any, ...]:
-    """What the last layer of a trained model hands to its attention, on its own task at this length."""
+    """What the last layer of a trained model hands to its attention, on its own task's test at this length."""
     import torch
 
     from traformer.layers import threshold_relative as layer
@@ -160,9 +160,10 @@ def from_run(folder: Path, length: int) -> tuple[Any, ...]:
     layer.threshold_relative_attention = record
     try:
         with torch.no_grad():
-            ids = task.examples(seed=1, start=0, count=max(1, 8192 // length)).input_ids
-            repeats = math.ceil(length / ids.shape[1])
-            model(input_ids=ids.repeat(1, repeats)[:, :length])
+            if task.sequence_length < length:
+                task = task.at_length(length, length)
+            ids = task.examples(seed=task.test_seed(0), start=0, count=max(1, 8192 // length)).input_ids
+            model(input_ids=ids[:, :length])
     finally:
         layer.threshold_relative_attention = original
     if not seen:
