@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     run = parser.add_argument_group("the run folder")
     run.add_argument("--out", metavar="DIR", help="where it goes (default: runs/TASK-ATTENTION-seedN)")
-    run.add_argument("--config", metavar="FILE", help="a config.yaml, text-laptop or text-paper; flags beside it win")
+    run.add_argument("--config", metavar="FILE", help="a config.yaml or text-small|laptop|paper; flags beside it win")
     again = run.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint of --out")
     again.add_argument("--overwrite", action="store_true", help="delete the run that is in --out and start again")
