@@ -172,7 +172,7 @@ def test_many_methods_are_rows_the_best_first(tmp_path):
     assert "caption" in Page(page).tags
     markdown = (tmp_path / "report.md").read_text()
     rows = [line for line in markdown.splitlines() if line.startswith("| ") and " % (" in line]
-    assert rows[0].startswith(r"| tra\_plus | 100.0 % (100.0–100.0) | 85.0 % (80.0–90.0)")
+    assert rows[0].startswith(r"| tra\_plus | 2 | 100.0 % (100.0–100.0) | 85.0 % (80.0–90.0)")
     assert rows[-1].startswith("| TRA |") and len(rows) == len(names)
     assert "mean of up to 2 seeds" in markdown and "64 sequences" in markdown
     assert "(likewise with --seed 1)" in markdown and markdown.count("tra train") == len(names)

@@ -26,12 +26,17 @@ def drawn(panel: Panel) -> Panel:
 
 
 def header(panel: Panel) -> list[str]:
-    """method, then each length with its factor."""
+    """method, number of seeds, then each length with its factor."""
     factors = []
     for length, found in by_length(panel).items():
         size = next(iter(found.values())).size
         factors.append(f"{length} ({size / panel.train_length:.3g}x)")
-    return ["method", *factors]
+    return ["method", "seeds", *factors]
+
+
+def seeds(series: Series) -> str:
+    """How many, at the length that fewest were measured at."""
+    return str(min(point.seeds for point in series.points))
 
 
 def ranked(panel: Panel) -> list[tuple[Series, list[Point | None]]]:
@@ -56,7 +61,7 @@ def html_many(panel: Panel) -> str:
     rows = []
     for series, points in ranked(panel):
         cells = "".join(share_cell(point) for point in points)
-        rows.append(f"<tr><td>{escape(series.label)}</td>{cells}</tr>")
+        rows.append(f"<tr><td>{escape(series.label)}</td><td>{seeds(series)}</td>{cells}</tr>")
     caption = f"<caption>{escape(display_split(panel.split) or 'test')}</caption>"
     table = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'<div class="scroll">{table}</div>'
@@ -77,5 +82,6 @@ def markdown_many(panel: Panel, quote: Callable[[str], str]) -> list[str]:
     lines.append("| " + " | ".join(header(panel)) + " |")
     lines.append("|---" * len(header(panel)) + "|")
     for series, points in ranked(panel):
-        lines.append(f"| {quote(series.label)} | " + " | ".join(point_text(point) for point in points) + " |")
+        cells = [quote(series.label), seeds(series), *map(point_text, points)]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from traformer.reports.collect import Panel, Run, display_split, display_task, panels
-from traformer.reports.many import header, is_many, ranked
+from traformer.reports.many import header, is_many, ranked, seeds
 from traformer.reports.perplexity import NAMES, text_cells, text_panels
 from traformer.reports.table import by_length, point_text, series_names
 
@@ -54,5 +54,5 @@ def _many_table(panel: Panel, title: str) -> Table:
     for name in header(panel):
         table.add_column(name, justify="left" if name == "method" else "right")
     for series, points in ranked(panel):
-        table.add_row(series.label, *map(point_text, points))
+        table.add_row(series.label, seeds(series), *map(point_text, points))
     return table
