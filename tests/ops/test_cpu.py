@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.ops.cases import make, oracle, run
 from traformer.errors import InputError
@@ -33,6 +34,22 @@ def test_every_instruction_set_agrees(monkeypatch):
     monkeypatch.setenv(cpu.ISA_VARIABLE, "mmx")
     with pytest.raises(InputError, match="mmx"):
         threshold_relative_attention(*inputs, backend="cpu")
+
+
+@pytest.mark.parametrize(("length", "gate", "key_heads"), [(2307, 6.0, 2), (4355, 0.0, 1)])
+def test_the_largest_row_blocks(length, gate, key_heads):
+    """Forward blocks of 256 rows from 2,048 queries on, backward ones from 4,096; rows leave and close ranks within."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, g = (torch.randn(1, heads, length, 16, generator=generator) for heads in (2, key_heads, key_heads, 2))
+    inputs = [F.rms_norm(q, (16,)), F.rms_norm(k, (16,)), v, F.logsigmoid(g[..., 0] + gate)]
+    grad = torch.randn(1, 2, length, 16, generator=generator)
+    results = []
+    for backend, dtype in (("cpu", torch.float32), ("blockwise", torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in inputs]
+        out = threshold_relative_attention(*leaves, exclude_self=torch.tensor([True, False]), backend=backend)
+        results.append([out, *torch.autograd.grad((out * grad.to(dtype)).sum(), leaves)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-5)
 
 
 def test_auto_takes_it_where_it_can():
