@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from traformer.cli import main
-from traformer.errors import InputError
+from traformer.errors import InputError, RunError
 from traformer.evaluation.diagnose import _add_lifted, _add_residue, _HeadTotals, diagnose_run, measure, summary
 from traformer.models import TraformerConfig, TraformerForCausalLM
 from traformer.tasks import Copy, FlipFlop, Induction
@@ -91,7 +91,7 @@ def runs(tmp_path_factory):
         folder = tmp_path_factory.mktemp("runs") / attention
         config = RunConfig(
             attention=attention, task_options={"length": 16}, preset="tiny", model_options={"hidden_size": 32},
-            steps=2, batch_size=4, threads=1,
+            steps=4, save_every=2, batch_size=4, threads=1,
         )  # fmt: skip
         train(config, folder, quiet=True)
         folders.append(folder)
@@ -135,3 +135,60 @@ def test_command(runs, tmp_path, capsys):
 def test_bad_arguments(runs):
     with pytest.raises(InputError, match="examples is 0"):
         diagnose_run(runs[0], examples=0)
+    with pytest.raises(InputError, match='not "all" or whole numbers'):
+        diagnose_run(runs[0], steps="last")
+    with pytest.raises(RunError, match="no checkpoint of step 3; it has: 2, 4"):
+        diagnose_run(runs[0], steps="3")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["tra", "alibi"])
+def test_marks_kept_share_and_decay_against_loops(attention):
+    """What a head does at the source, by the layer's own maps, one query at a time."""
+    task = Copy(max_length=7, min_length=7)
+    model, seed = small_model(attention, task), 5
+    totals = measure(model, Split("x", "7", task), 1, 100, seed=seed)
+    batch = task.examples(seed=seed, start=0, count=1)
+    maps = model(batch.input_ids, output_attentions=True, use_cache=False).attentions
+    inputs = []
+    hooks = [
+        block.self_attn.register_forward_hook(lambda layer, args, out: inputs.append(args[0]))
+        for block in model.model.layers
+    ]
+    model(batch.input_ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    answers = [t for t in range(batch.input_ids.shape[1]) if batch.answers[0, t] and batch.sources[0, t] >= 0]
+    for layer, block in enumerate(model.model.layers):
+        q, k, _ = block.self_attn.project(inputs[layer])
+        for head in range(2):
+            marks, positive, decay = 0.0, 0.0, 0.0
+            for answer in answers:
+                query, source = answer - 1, int(batch.sources[0, answer])
+                marks += float(maps[layer][0, head, source, source - 1])
+                positive += sum(float(q[0, head, query] @ k[0, head, j]) > 0 for j in range(query + 1)) / (query + 1)
+                if attention == "tra":
+                    decay += float(block.self_attn.log_decay(inputs[layer])[0, head, query].exp())
+            assert totals.marks[layer, head].item() == pytest.approx(marks, rel=1e-5)
+            assert totals.positive[layer, head].item() == pytest.approx(positive, rel=1e-9)
+            if attention == "tra":
+                assert totals.decay[layer, head].item() == pytest.approx(decay, rel=1e-5)
+            else:
+                assert totals.decay[layer, head].isnan()
+
+
+def test_several_steps_show_when_heads_form(runs, tmp_path, capsys):
+    tra, alibi, _ = map(str, runs)
+    out = tmp_path / "out"
+    assert (
+        main(["diagnose", tra, alibi, "--steps", "all", "--lengths", "16", "--examples", "2", "--out", str(out)]) == 0
+    )
+    assert "marking head" in capsys.readouterr().out
+    assert (out / "formation.png").read_bytes()[:4] == b"\x89PNG"
+    found = json.loads((out / "diagnosis.json").read_text())
+    assert [(row["attention"], row["step"]) for row in found["summary"]] == [
+        ("tra", 2), ("tra", 4), ("alibi", 2), ("alibi", 4)
+    ]  # fmt: skip
+    for run in (tra, alibi):  # one reading head, followed through the steps
+        assert len({row["reading_head"] for row in found["summary"] if row["run"] == run}) == 1
+    assert {row["decay"] is None for row in found["summary"] if row["attention"] == "alibi"} == {True}

@@ -16,7 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_lengths(parser)
     parser.add_argument("--examples", type=positive_int, default=8, help="sequences a length (default 8)")
     parser.add_argument("--queries", type=positive_int, default=32, help="answers looked at in a sequence (default 32)")
-    parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")
+    parser.add_argument(
+        "--steps",
+        help='checkpoints by step: 500, or 100,200, or "all" (default: the newest); several show when heads form',
+    )
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default auto)")
     parser.add_argument("--threads", type=positive_int, help="threads of torch on the CPU")
     parser.add_argument(
@@ -43,7 +46,7 @@ def main(args: argparse.Namespace) -> None:
                 joined(args.lengths),
                 args.examples,
                 args.queries,
-                step=args.step,
+                steps=args.steps,
                 device=args.device,
                 watcher=watcher,
             )

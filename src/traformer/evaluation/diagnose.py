@@ -10,12 +10,18 @@ and a key with a positive content score, how many have the negative one weigh mo
 (the log ratio)? By distance of the lifted key, since distances beyond the training length are those that no position
 embedding has met. Where position stands in the embeddings (sinusoidal, learned) content and position cannot be told
 apart, and the rate is 0, as for NoPE.
+
+Beside them stands what a head does to get there: `marks`, its weight on the key just before the source when the source
+itself is the query (in copy, induction and flip_flop the source is found by what stands before it, so a head of a
+lower layer has to note that); `positive`, the share of keys with a positive content score, which is what TRA keeps at
+threshold 0; and `decay`, the factor that TRA's gate leaves of a weight for each kept key between, mean over the
+queries. Of several checkpoints of a run they show which head forms, and when.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +29,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from traformer.errors import InputError
+from traformer.errors import InputError, RunError
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
 from traformer.ops.eager import content_scores
 from traformer.tasks.base import NO_SOURCE, Batch, Split, Task
 from traformer.training.build import load_run
+from traformer.training.checkpoint import all_checkpoints
+from traformer.training.run_folder import RunFolder
 
 Row = dict[str, Any]
 _LEAST_WEIGHT = 1e-30  # what a weight counts as at least, so that it has a logarithm
@@ -42,13 +50,16 @@ class _HeadTotals:
     queries: int = 0
     source: Tensor = field(init=False)
     residue: Tensor = field(init=False)
+    marks: Tensor = field(init=False)
+    positive: Tensor = field(init=False)
+    decay: Tensor = field(init=False)  # NaN for attention without a gate
     pairs: Tensor = field(init=False)
     lifted: Tensor = field(init=False)
     log_ratio: Tensor = field(init=False)
     by_distance: dict[int, list[float]] = field(default_factory=dict)  # bin -> pairs, lifted, log ratio
 
     def __post_init__(self) -> None:
-        for name in ("source", "residue", "pairs", "lifted", "log_ratio"):
+        for name in ("source", "residue", "marks", "positive", "decay", "pairs", "lifted", "log_ratio"):
             setattr(self, name, torch.zeros(self.shape, dtype=torch.float64))
 
 
@@ -58,41 +69,60 @@ def diagnose_run(
     examples: int = 8,
     queries: int = 32,
     *,
-    step: int | None = None,
+    steps: str | None = None,
     device: str = "auto",
     watcher: Watcher | None = None,
 ) -> list[Row]:
     """Rows of both failures for each length: `examples` sequences, at most `queries` answers of each.
 
-    The first split of each length is used (flip_flop: iid). Sequences go through the model one at a time.
+    The first split of each length is used (flip_flop: iid). Sequences go through the model one at a time. `steps` names
+    checkpoints, as "500", "100,200" or "all"; None: the newest.
     """
     for name, value in (("examples", examples), ("queries", queries)):
         if value < 1:
             raise InputError(f"{name} is {value}; give a whole number above zero")
     watcher = watcher or Watcher()
-    model, task, config, step = load_run(path, device=device, step=step, warn=watcher.say)
-    layers = [block.self_attn for block in model.model.layers]
-    if not layers[0].has_weights:
-        raise InputError(f"attention {config.attention!r} weighs no keys, so there is nothing to diagnose in {path}")
-    train_tokens = task.sequence_length
     rows: list[Row] = []
-    for split in _first_splits(task.test_splits(lengths)):
-        watcher.say(f"{path}: length {split.length}")
-        totals = measure(model, split, examples, queries, Task.test_seed(config.seed))
-        common = {
-            "run": str(path),
-            "task": config.task,
-            "attention": config.attention,
-            "seed": config.seed,
-            "step": step,
-            "train_length": task.length_range[1],
-            "train_tokens": train_tokens,
-            "length": split.size,
-            "queries": totals.queries,
-        }
-        rows += [{**common, **row} for row in _rows(totals, train_tokens)]
+    for wanted in _steps(path, steps):
+        model, task, config, step = load_run(path, device=device, step=wanted, warn=watcher.say)
+        if not model.model.layers[0].self_attn.has_weights:
+            raise InputError(
+                f"attention {config.attention!r} weighs no keys, so there is nothing to diagnose in {path}"
+            )
+        for split in _first_splits(task.test_splits(lengths)):
+            watcher.say(f"{path}: step {step}, length {split.length}")
+            totals = measure(model, split, examples, queries, Task.test_seed(config.seed))
+            common = {
+                "run": str(path),
+                "task": config.task,
+                "attention": config.attention,
+                "seed": config.seed,
+                "step": step,
+                "train_length": task.length_range[1],
+                "train_tokens": task.sequence_length,
+                "length": split.size,
+                "queries": totals.queries,
+            }
+            rows += [{**common, **row} for row in _rows(totals, task.sequence_length)]
     _mark_reading_head(rows)
     return rows
+
+
+def _steps(path: str | Path, steps: str | None) -> Sequence[int | None]:
+    """The checkpoints that `steps` names, in order; None: the newest."""
+    if steps is None:
+        return [None]
+    if steps == "all":
+        there = all_checkpoints(RunFolder.open(path).checkpoints)
+        if not there:
+            raise RunError(f"{path} has no checkpoint yet; train it first")
+        return [found.step for found in there]
+    try:
+        return sorted({int(step) for step in steps.split(",")})
+    except ValueError:
+        raise InputError(
+            f'steps {steps!r} are not "all" or whole numbers with commas between, such as 100,200'
+        ) from None
 
 
 def _first_splits(splits: list[Split]) -> list[Split]:
@@ -115,9 +145,12 @@ def measure(model: nn.Module, split: Split, examples: int, queries: int, seed: i
             continue
         totals.queries += len(places)
         relevant = _relevant(split.task, batch, sources)
-        for layer_index, (weights, scores) in enumerate(_maps(model, layers, batch, places)):
-            _add_residue(totals, layer_index, weights, relevant)
-            _add_lifted(totals, layer_index, weights, scores, places)
+        for layer_index, seen in enumerate(_maps(model, layers, batch, places, sources)):
+            _add_residue(totals, layer_index, seen.weights, relevant)
+            _add_lifted(totals, layer_index, seen.weights, seen.scores, places)
+            totals.marks[layer_index] += seen.before_source.double().sum(-1).cpu()
+            totals.positive[layer_index] += _positive_share(seen.scores, places).sum(-1).cpu()
+            totals.decay[layer_index] += seen.decay.double().sum(-1).cpu()
     if totals.queries == 0:
         raise InputError(f"task {split.task.name!r} names no source for its answers, so nothing can be diagnosed")
     return totals
@@ -142,14 +175,32 @@ def _relevant(task: Task, batch: Batch, sources: Tensor) -> Tensor:
     return relevant
 
 
-def _maps(model: nn.Module, layers: list[AttentionLayer], batch: Batch, places: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each layer the weights and the content scores of the queries at `places`, each [H, R, T]."""
-    found: list[tuple[Tensor, Tensor]] = []
+@dataclass
+class _Seen:
+    """What one layer did in one sequence, at R queries."""
+
+    weights: Tensor  # [H, R, T]
+    scores: Tensor  # [H, R, T], by content alone
+    before_source: Tensor  # [H, R]: the source's weight on the key before it
+    decay: Tensor  # [H, R]
+
+
+def _maps(model: nn.Module, layers: list[AttentionLayer], batch: Batch, places: Tensor, sources: Tensor) -> list[_Seen]:
+    """What each layer did at the queries `places`, whose sources are `sources`."""
+    found: list[_Seen] = []
 
     def keep_rows(layer: AttentionLayer, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> Any:
         q, k, _ = layer.project(inputs[0])
         scores = content_scores(q[:, :, places], k, layer.scale)[0]
-        found.append((output[1][0, :, places].float(), scores.float()))
+        weights = output[1][0]  # [H, T, T]
+        found.append(
+            _Seen(
+                weights=weights[:, places].float(),
+                scores=scores.float(),
+                before_source=weights[:, sources, (sources - 1).clamp(min=0)].float(),
+                decay=_decay(layer, inputs[0], len(scores))[:, places],
+            )
+        )
         return output[0], None  # the whole map is not needed any more
 
     hooks = [layer.register_forward_hook(keep_rows) for layer in layers]
@@ -159,6 +210,19 @@ def _maps(model: nn.Module, layers: list[AttentionLayer], batch: Batch, places: 
         for hook in hooks:
             hook.remove()
     return found
+
+
+def _decay(layer: AttentionLayer, hidden_states: Tensor, heads: int) -> Tensor:
+    """What the gate of each token leaves of a weight, [H, T]; NaN for attention without a learned gate."""
+    if getattr(layer, "decay_proj", None) is None:
+        return hidden_states.new_full((heads, hidden_states.shape[1]), torch.nan)
+    return layer.log_decay(hidden_states)[0].float().exp()  # type: ignore[operator]
+
+
+def _positive_share(scores: Tensor, places: Tensor) -> Tensor:
+    """Share of the keys up to each query that score above 0, [H, R]."""
+    visible = torch.arange(scores.shape[-1], device=scores.device)[None, :] <= places[:, None]  # [R, T]
+    return (visible & (scores > 0)).sum(-1).double() / visible.sum(-1)
 
 
 def _add_residue(totals: _HeadTotals, layer: int, weights: Tensor, relevant: Tensor) -> None:
@@ -203,6 +267,9 @@ def _rows(totals: _HeadTotals, train_tokens: int) -> Iterable[Row]:
                 "head": head,
                 "residue": float(totals.residue[layer, head]) / totals.queries,
                 "source": float(totals.source[layer, head]) / totals.queries,
+                "marks": float(totals.marks[layer, head]) / totals.queries,
+                "positive": float(totals.positive[layer, head]) / totals.queries,
+                "decay": _number(float(totals.decay[layer, head]) / totals.queries),
                 "lifted": lifted / pairs if pairs else 0.0,
                 "log_ratio": float(totals.log_ratio[layer, head]) / lifted if lifted else 0.0,
                 "pairs": int(pairs),
@@ -219,24 +286,38 @@ def _rows(totals: _HeadTotals, train_tokens: int) -> Iterable[Row]:
         }
 
 
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
 def _mark_reading_head(rows: list[Row]) -> None:
-    """The head that looks at the source most at the shortest length: the one whose residue decides the answer."""
+    """Names two heads of a run, by the newest step at the shortest length, and follows them through all others.
+
+    reads: looks at the source most, so that its residue decides the answer. marks_most: when the source is the query,
+    looks at the key before it most, among the layers below the reading head (if there is one).
+    """
     heads = [row for row in rows if row["kind"] == "head"]
-    shortest = min(row["length"] for row in heads)
-    best = max((row for row in heads if row["length"] == shortest), key=lambda row: row["source"])
+    newest, shortest = max(row["step"] for row in heads), min(row["length"] for row in heads)
+    here = [row for row in heads if (row["step"], row["length"]) == (newest, shortest)]
+    best = max(here, key=lambda row: row["source"])
+    below = [row for row in here if row["layer"] < best["layer"]] or here
+    marking = max(below, key=lambda row: row["marks"])
     for row in heads:
-        row["reads"] = (row["layer"], row["head"]) == (best["layer"], best["head"])
+        place = (row["layer"], row["head"])
+        row["reads"] = place == (best["layer"], best["head"])
+        row["marks_most"] = place == (marking["layer"], marking["head"])
 
 
 def summary(rows: list[Row]) -> list[Row]:
-    """One row for each run and length: the reading head's residue and source, and up-weighting over all heads."""
-    groups: dict[tuple[str, int], list[Row]] = {}
+    """One row for each run, step and length: the reading and the marking head, and up-weighting over all heads."""
+    groups: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
         if row["kind"] == "head":
-            groups.setdefault((row["run"], row["length"]), []).append(row)
+            groups.setdefault((row["run"], row["step"], row["length"]), []).append(row)
     result = []
-    for (run, length), heads in groups.items():
+    for (run, _, length), heads in groups.items():
         reading = next(row for row in heads if row["reads"])
+        marking = next(row for row in heads if row["marks_most"])
         pairs = sum(row["pairs"] for row in heads)
         lifted = sum(row["lifted"] * row["pairs"] for row in heads)
         gain = sum(row["log_ratio"] * row["lifted"] * row["pairs"] for row in heads)
@@ -248,6 +329,12 @@ def summary(rows: list[Row]) -> list[Row]:
                 "reading_head": f"{reading['layer']}.{reading['head']}",
                 "residue": reading["residue"],
                 "source": reading["source"],
+                "positive": reading["positive"],
+                "decay": reading["decay"],
+                "marking_head": f"{marking['layer']}.{marking['head']}",
+                "marks": marking["marks"],
+                "marking_positive": marking["positive"],
+                "marking_decay": marking["decay"],
                 "mean_residue": math.fsum(row["residue"] for row in heads) / len(heads),
                 "lifted": lifted / pairs if pairs else 0.0,
                 "log_ratio": gain / lifted if lifted else 0.0,

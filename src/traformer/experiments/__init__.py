@@ -8,4 +8,5 @@ EXPERIMENTS: dict[str, str] = {
     "text": "perplexity by window, 128 to 4096, trained at 128: TRA beside RoPE, ALiBi, NoPE and FoT",
     "peers": "TRA, its ablations, extensions and peers on flip-flop and copy: 4 seeds, to 8 times the length",
     "peers_lr": "the learning-rate search that comes before it",
+    "copy_seeds": "four seeds of TRA and of tra_plus on copy, a checkpoint every 50 steps: which heads form, and when",
 }
