@@ -1,5 +1,8 @@
 // Backward: the forward's walk again, tile by tile. With P the weights and Delta = dO . O,
 //   dS = P (dO V^T - Delta) on kept keys,  dV += P^T dO,  dQ += scale dS K,  dK += scale dS^T Q,  dg = sum dS (c - 1).
+// With a surrogate of width w and y = sigmoid((s - threshold) / w), every key that the row sees, kept or not, also has
+//   dS += P y (1 - y) / w (dO V^T - Delta),  and minus the sum of these is the threshold's gradient,
+// where P of a removed key is what it would weigh if it were kept: the choice is differentiated as if it were soft.
 // A row stops where the forward stopped (reach). One task owns its dK and dV, so sums have one order and need no locks.
 // Included inside an unnamed namespace of each per-ISA translation unit.
 
@@ -8,9 +11,9 @@ struct BackwardSpace {
   float *q_rows, *q_panels, *q_scaled;  // as read; transposed, times scale log2(e); times scale, non-finite rows zeroed
   float *do_rows, *do_panels, *dq;
   float *weights, *ds;                  // [panel][key][lane]
-  float *keys, *values, *clean;
+  float *keys, *values, *clean, *clean_values;
   static size_t floats(int D) {
-    return (sizeof(BackwardSpace) / 4 + 16) + (size_t)ROWS * D * 6 + (size_t)ROWS * KB * 2 + (size_t)KB * D * 3 + 64;
+    return (sizeof(BackwardSpace) / 4 + 16) + (size_t)ROWS * D * 6 + (size_t)ROWS * KB * 2 + (size_t)KB * D * 4 + 64;
   }
   static BackwardSpace* on(float* memory, int D) {
     BackwardSpace* w = (BackwardSpace*)memory;
@@ -18,7 +21,7 @@ struct BackwardSpace {
     auto take = [&](size_t n) { float* r = at; at += n; return r; };
     for (float** x : {&w->q_rows, &w->q_panels, &w->q_scaled, &w->do_rows, &w->do_panels, &w->dq}) *x = take((size_t)ROWS * D);
     for (float** x : {&w->weights, &w->ds}) *x = take((size_t)ROWS * KB);
-    for (float** x : {&w->keys, &w->values, &w->clean}) *x = take((size_t)KB * D);
+    for (float** x : {&w->keys, &w->values, &w->clean, &w->clean_values}) *x = take((size_t)KB * D);
     return w;
   }
 };
@@ -31,10 +34,11 @@ struct BackwardTask {
   bool slab;
 };
 
-// In: scores (in `weights`) and dO V^T (in `ds`). Out: the weights that multiplied V, and dS.
-template <bool DROPOUT>
-NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds, int j0, int n, uint32_t cut, float survivor) {
-  vf t[NV], g[NV], count[NV], lse[NV], delta[NV], grad[NV];
+// In: scores (in `weights`) and dO V^T (in `ds`). Out: the weights that multiplied V, and dS. steepness: 1 / surrogate width
+template <bool DROPOUT, bool SURROGATE>
+NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds, int j0, int n, uint32_t cut, float survivor,
+                                 float steepness) {
+  vf t[NV], g[NV], count[NV], lse[NV], delta[NV], grad[NV], grad_threshold[NV];
   vu row_key[NV];
   for (int i = 0; i < NV; i++) {
     int at = lane0 + i * W;
@@ -43,7 +47,7 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
     count[i] = load(s.count + at);
     lse[i] = load(s.lse + at);
     delta[i] = load(s.delta + at);
-    grad[i] = vf{};
+    grad[i] = grad_threshold[i] = vf{};
     if (DROPOUT) row_key[i] = load_as<vu>(s.dropout_key + at);
   }
   for (int j = n - 1; j >= 0; j--) {
@@ -52,7 +56,9 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
       int at = j * G + i * W;
       vf score = load(weights + at), dp = load(ds + at);
       vi keep = score > t[i];
-      vf weight = masked(keep, exp2_vec(score + g[i] * count[i] - lse[i]));
+      vf logit = score + g[i] * count[i] - lse[i];
+      if (SURROGATE) logit = vmin(logit, splat(1.f));  // what it is anyhow, but in rows that are not finite
+      vf if_kept = exp2_vec(logit), weight = masked(keep, if_kept);
       vf used = weight;
       if (DROPOUT) {
         vi alive = (vi)(mix(row_key[i] + splat((uint32_t)(j0 + j) * 0x9e3779b9u)) >= splat(cut));
@@ -61,6 +67,13 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
       }
       vf d = masked(keep, weight * (dp - delta[i]));
       grad[i] += d * count[i];
+      if (SURROGATE) {
+        vf odds = exp2_vec(vmin((score - t[i]) * steepness, splat(60.f)));  // y / (1 - y)
+        vf slope = odds * steepness / ((1.f + odds) * (1.f + odds));
+        vf soft = masked((vi)(score > splat(-INF)), if_kept * (dp - delta[i]) * slope);
+        grad_threshold[i] -= soft;
+        d += soft;
+      }
       count[i] += masked(keep, splat(1.f));
       store(weights + at, used);
       store(ds + at, d);
@@ -70,6 +83,7 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
     int at = lane0 + i * W;
     store(s.count + at, count[i]);
     store(s.grad_decay + at, load(s.grad_decay + at) + grad[i]);
+    if (SURROGATE) store(s.grad_threshold + at, load(s.grad_threshold + at) + grad_threshold[i]);
   }
 }
 
@@ -96,7 +110,7 @@ NOINLINE void poison_gradients(Lanes& s, int lane0, float* weights, float* ds, i
     if (!s.poisoned[lane0 + i]) continue;
     for (int j = 0; j < n; j++)
       if (weights[j * G + i] != 0) weights[j * G + i] = ds[j * G + i] = NOT_A_NUMBER;
-    s.grad_decay[lane0 + i] = NOT_A_NUMBER;
+    s.grad_decay[lane0 + i] = s.grad_threshold[lane0 + i] = NOT_A_NUMBER;
   }
 }
 
@@ -151,6 +165,8 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
   const KeyFacts facts = c.key_facts(b, hk);
   const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
   const float q_factor = (float)(p.scale * (double)LOG2E);
+  const bool surrogate = p.surrogate_width > 0;
+  const float steepness = surrogate ? (float)(1 / p.surrogate_width) : 0.f;
   Lanes& s = w.lanes;
 
   bool queries_bad = false;
@@ -163,6 +179,7 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
     if (lse == INF || p.reach[flat] > p.query_start + t) {  // kept nothing: no gradient
       fill_row(p.dtype, p.grad_q.data, b * p.grad_q.stride_b + h * p.grad_q.stride_h + t * p.grad_q.stride_t, D, 0.f);
       p.grad_log_decay[flat] = 0;
+      if (p.grad_threshold) p.grad_threshold[flat] = 0;
       continue;
     }
     float *q = w.q_rows + (int64_t)lane * D, *grad = w.do_rows + (int64_t)lane * D, *scaled = w.q_scaled + (int64_t)lane * D;
@@ -181,7 +198,7 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
     }
     s.lse[lane] = (float)((double)lse / LN2);
     s.delta[lane] = (float)delta;
-    s.grad_decay[lane] = 0;
+    s.grad_decay[lane] = s.grad_threshold[lane] = 0;
     s.first[lane] = most(s.first[lane], p.reach[flat]);
     if (check != 0 || s.decay_bad[lane]) {
       s.poisoned[lane] = 1;
@@ -214,6 +231,10 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
       int64_t clean_stride = k_stride;
       if (__builtin_expect(keys_bad, 0)) clean_keys = cleaned(keys, &clean_stride, j1 - j0, D, w.clean);
       else clean_keys = side_by_side(keys, &clean_stride, j1 - j0, D, w.keys);
+      // What a removed key would have given is not known where its value is not finite: it counts as a value of 0.
+      const float* clean_values = values;
+      int64_t clean_values_stride = v_stride;
+      if (__builtin_expect(values_bad && surrogate, 0)) clean_values = cleaned(values, &clean_values_stride, j1 - j0, D, w.clean_values);
       const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
       int used = 0;
       for (int g = 0; g < s.panels; g++) {
@@ -230,15 +251,16 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
           if (poison_tile(s, lane0, weights, j0, n, padding)) kept = any_poisoned = true;
           hide = true;
         }
-        if (!kept) continue;
+        if (!kept && !surrogate) continue;
         if (hide) mask_tile(s, lane0, weights, j0, n, padding);
         if (__builtin_expect(values_bad, 0)) {
           poison_by_values(s, lane0, weights, values, v_stride, n, D);
           any_poisoned = true;
         }
-        value_tile(w.do_panels + (int64_t)lane0 * D, values, v_stride, n, ds, D);
-        if (c.dropout) differentiate_tile<true>(s, lane0, weights, ds, j0, n, p.dropout_cut, p.dropout_scale);
-        else differentiate_tile<false>(s, lane0, weights, ds, j0, n, 0, 1.f);
+        value_tile(w.do_panels + (int64_t)lane0 * D, clean_values, clean_values_stride, n, ds, D);
+        auto differentiate = c.dropout ? (surrogate ? differentiate_tile<true, true> : differentiate_tile<true, false>)
+                                       : (surrogate ? differentiate_tile<false, true> : differentiate_tile<false, false>);
+        differentiate(s, lane0, weights, ds, j0, n, p.dropout_cut, p.dropout_scale, steepness);
         if (__builtin_expect(any_poisoned, 0)) poison_gradients(s, lane0, weights, ds, n);
         add_panel_times_rows(ds, lanes, n, clean_keys, clean_stride, w.dq + (int64_t)lane0 * D, D, D);
         // The products over lanes take whole groups of keys: those this panel does not see weigh nothing.
@@ -267,6 +289,7 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
           store_row(p.dtype, p.grad_q.data, b * p.grad_q.stride_b + h * p.grad_q.stride_h + t * p.grad_q.stride_t, D,
                     w.dq + (int64_t)i * D, (float)p.scale);
           p.grad_log_decay[(b * p.query_heads + h) * p.queries + t] = s.grad_decay[i];
+          if (p.grad_threshold) p.grad_threshold[(b * p.query_heads + h) * p.queries + t] = s.grad_threshold[i];
           continue;
         }
         if (to != i) {

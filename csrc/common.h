@@ -298,6 +298,7 @@ struct Lanes {
   alignas(64) float delta[ROWS];      // backward: dO . O
   alignas(64) float lse[ROWS];        // backward: normaliser in base 2
   alignas(64) float grad_decay[ROWS];
+  alignas(64) float grad_threshold[ROWS];
   alignas(64) int32_t last[ROWS];     // rightmost key the row sees
   alignas(64) int32_t first[ROWS];    // leftmost
   alignas(64) uint32_t dropout_key[ROWS];
@@ -310,7 +311,8 @@ struct Lanes {
   void move(int to, int from) {
     decay[to] = decay[from]; threshold[to] = threshold[from]; band[to] = band[from]; count[to] = count[from];
     sum[to] = sum[from]; shift[to] = shift[from]; reach_norm[to] = reach_norm[from]; inverse[to] = inverse[from];
-    delta[to] = delta[from]; lse[to] = lse[from]; grad_decay[to] = grad_decay[from]; last[to] = last[from];
+    delta[to] = delta[from]; lse[to] = lse[from]; grad_decay[to] = grad_decay[from];
+    grad_threshold[to] = grad_threshold[from]; last[to] = last[from];
     first[to] = first[from]; dropout_key[to] = dropout_key[from]; threshold64[to] = threshold64[from]; row[to] = row[from];
     poisoned[to] = poisoned[from]; decay_bad[to] = decay_bad[from];
   }
@@ -318,7 +320,7 @@ struct Lanes {
     panels = (n + G - 1) / G;
     for (int i = n; i < panels * G; i++) {
       decay[i] = 0; threshold[i] = INF; band[i] = 0; count[i] = 0; sum[i] = 1; shift[i] = 0; reach_norm[i] = 0; inverse[i] = 0;
-      delta[i] = 0; lse[i] = 0; grad_decay[i] = 0; last[i] = -1; first[i] = 0; dropout_key[i] = 0; threshold64[i] = INF;
+      delta[i] = 0; lse[i] = 0; grad_decay[i] = 0; grad_threshold[i] = 0; last[i] = -1; first[i] = 0; dropout_key[i] = 0; threshold64[i] = INF;
       row[i] = -1; poisoned[i] = 0; decay_bad[i] = 0;
     }
   }

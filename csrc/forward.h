@@ -82,6 +82,7 @@ NOINLINE void weigh_tile_shifted(Lanes& s, int lane0, float* tile, int j0, int n
 static int settled(const Call& c, const Lanes& s, int j0, float norm, float bound, uint8_t* done) {
   const TraProblem& p = *c.p;
   const float tolerance = (float)p.tolerance * 0.9999f;
+  const float surrogate = p.surrogate_width > 0 ? (float)(0.25001 / p.surrogate_width) : 0.f;  // steepest slope of the sigmoid
   int alive = 0;
   for (int at = 0; at < s.panels * G; at += W) {
     vi first = load(s.first + at);
@@ -94,6 +95,7 @@ static int settled(const Call& c, const Lanes& s, int j0, float norm, float boun
       vf count = load(s.count + at), inverse = load(s.inverse + at);
       vf most_weight = exp2_vec(vmin(upper + load(s.decay + at) * count - load(s.shift + at), splat(127.f)));
       vf factor = p.needs_grad ? vmin((count + inverse) * inverse, n * (count + n)) : vmin(inverse, n);
+      if (surrogate > 0) factor = n * (count + n + surrogate);  // removed keys count too, and their number has no bound but n
       stop |= (vi)(most_weight * factor <= load(s.sum + at) * tolerance);
     }
     for (int i = 0; i < W; i++) {

@@ -35,7 +35,7 @@ extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
   Call c;
   prepare(c, p);
-  if (p->queries <= DECODE_QUERIES) return decode(c);
+  if (p->queries <= DECODE_QUERIES && !(p->surrogate_width > 0)) return decode(c);
   c.rows = rows_per_block(p, 128, 2048);
   return forward_blocks(c);
 }

@@ -31,6 +31,7 @@ typedef struct {
   int32_t needs_grad;   // choose the stopping rule that also bounds the gradient of log_decay
   int32_t index_block;  // keys per block of the key index, 0 without one
   double scale, threshold_value, tolerance;
+  double surrogate_width;  // > 0: a removed key has a gradient, as if keys were weighted by sigmoid((s - threshold) / width)
   uint64_t dropout_seed;
   uint32_t dropout_cut;  // a weight is dropped iff its hash is below this; 0 = no dropout
   float dropout_scale;   // 1 / (1 - p)
@@ -60,6 +61,7 @@ typedef struct {
   TraTensor grad_out, grad_q;
   TraTensor grad_k, grad_v;       // fp32 whatever dtype is, zeroed by the caller
   float* grad_log_decay;          // [B, Hq, Tq]
+  float* grad_threshold;          // [B, Hq, Tq]; with a surrogate only, else null
 } TraProblem;
 
 // Names of the instruction sets in this build, best first: "avx512", "avx2", "plain" or "neon"; null past the end.

@@ -387,9 +387,9 @@ def test_straight_through_keeps_what_exceeds_the_threshold(name):
         return weights_tra(n, h, i, threshold=limit, excluded=excluded, temperature=layer.temperature)
 
     expected = Naive(layer, x[0]).output(weights)
-    torch.testing.assert_close(run(layer, x)[0], expected, rtol=1e-9, atol=1e-9)  # with gradients: the eager path
+    torch.testing.assert_close(run(layer, x)[0], expected, rtol=1e-9, atol=1e-9)
     with torch.no_grad():
-        torch.testing.assert_close(run(layer, x)[0], expected, rtol=1e-9, atol=1e-9)  # the fused path
+        torch.testing.assert_close(run(layer, x)[0], expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", STRAIGHT_THROUGH)
@@ -407,7 +407,7 @@ def test_straight_through_gradient(name):
         none = torch.zeros((), dtype=torch.float64)
         if not any(kept):
             return [none] * (i + 1)
-        counts = [max(1, sum(kept[j:])) for j in seen]
+        counts = [1 + sum(kept[j + 1 :]) for j in seen]  # its distance, if it is kept
         factors = [sigmoid((s - limit) / 0.5) for s in scores]
         factors = [hard + s - s.detach() for hard, s in zip(kept, factors, strict=True)]
         mass = [f * torch.exp(s + log_decay * c) for f, s, c in zip(factors, scores, counts, strict=True)]

@@ -84,6 +84,8 @@ def problems(draw):
     limit = draw(st.sampled_from(["zero", "one", "adaptive"]))
     if limit != "zero":
         options["threshold"] = 1.0 if limit == "one" else torch.rand(shape, generator=generator)
+    if draw(st.booleans()):
+        options["surrogate_width"] = draw(st.sampled_from([0.1, 0.5]))
     return (q, k, v, log_decay), options, draw(st.sampled_from([1, 2, 4]))
 
 
@@ -132,7 +134,7 @@ def test_equals_the_formula(isa, problem):
         allowed = 4 * (z - y).abs().max().item() + 1e-5 * size + 1e-6
         worst = (x - y).abs().max().item()
         assert worst <= allowed, f"{name} is off by {worst}, allowed {allowed}"
-    position = {k: v for k, v in options.items() if k != "tolerance"}
+    position = {k: v for k, v in options.items() if k not in ("tolerance", "surrogate_width")}
     keep = attention_map(inputs[0], inputs[1], inputs[3], **position).keep
     assert torch.equal(kept_by_kernel(inputs, options), keep.sum(-1, dtype=torch.int32))
 

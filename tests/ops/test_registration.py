@@ -16,7 +16,7 @@ def arguments(backend, **changes):
         "threshold": None, "threshold_value": 0.0, "exclude_self": None, "key_padding_mask": None, "first_key": None,
         "query_start": 3, "scale": 0.25, "score_bound": None, "dropout_p": 0.0, "dropout_seed": None,
         "tolerance": 2**-24, "needs_grad": True, "key_low": None, "key_high": None, "key_norm": None,
-        "backend": backend,
+        "surrogate_width": 0.0, "backend": backend,
     }  # fmt: skip
     return (q, k, v, g, *{**options, **changes}.values())
 
@@ -28,8 +28,9 @@ def arguments(backend, **changes):
         {},
         {"threshold": torch.full((2, 4, 9), 0.2), "exclude_self": torch.tensor([True, False, True, False])},
         {"dropout_p": 0.5, "dropout_seed": torch.tensor(3), "key_padding_mask": torch.rand(2, 12) > 0.5},
+        {"threshold": torch.full((2, 4, 9), 0.2, requires_grad=True), "surrogate_width": 0.5},
     ],
-    ids=["plain", "threshold", "dropout"],
+    ids=["plain", "threshold", "dropout", "surrogate"],
 )
 def test_opcheck(backend, changes):
     torch.library.opcheck(forward_op, arguments(backend, **changes))

@@ -39,6 +39,7 @@ class ThresholdRelativeAttention(AttentionLayer):
     """
 
     name = "tra"
+    surrogate_width: float | None = None  # of a straight-through gradient in training; TRA as published has none
     options = {  # noqa: RUF012
         "threshold": 0.0,
         "exclude_self": False,
@@ -83,7 +84,9 @@ class ThresholdRelativeAttention(AttentionLayer):
         if empty is not None:
             q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"])
         dropout_p = self.dropout_p if self.training else 0.0
-        out = threshold_relative_attention(q, k, v, log_decay, **options, **speed, dropout_p=dropout_p)
+        out = threshold_relative_attention(
+            q, k, v, log_decay, **options, **speed, dropout_p=dropout_p, surrogate_width=self.surrogate_width
+        )
         return out if empty is None else out.masked_fill(empty[..., None], 0.0), weights
 
     def _problem(

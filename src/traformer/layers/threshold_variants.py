@@ -41,7 +41,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         margin      m: in training each query's threshold is drawn from threshold + [0, 2m], in evaluation it is
                     threshold + m. Keys near it are kept or removed by chance, so training drives them away from it
         straight_through  training gives removed keys a gradient: the forward is TRA's own, the backward is as if each
-                    key were weighted by sigmoid((s - threshold) / 0.5). Training is eager, evaluation fused
+                    key were weighted by sigmoid((s - threshold) / 0.5), a removed one as if it were kept
         learned_threshold  an input-adaptive threshold: softplus(w_h . x + b_h) on top of `threshold`, b_h starting at
                     -2. The choice of keys has no gradient, so it is trained with straight_through
 
@@ -64,6 +64,8 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.distance: str = self.option["distance"]
+        if self.option["straight_through"] or self.option["learned_threshold"]:
+            self.surrogate_width = _SURROGATE_WIDTH
         self.has_gate = self.distance in ("contextual", "forgetting") and self.option["decay"] == "gate"
         if not self.has_gate:
             self.decay_proj = None  # type: ignore[assignment]
@@ -144,9 +146,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         context: AttentionContext,
         state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        straight_through = self.threshold_proj is not None or self.option["straight_through"]
-        learns = straight_through and torch.is_grad_enabled()
-        if self.distance in ("contextual", "none") and self.option["removal"] and not learns:
+        if self.distance in ("contextual", "none") and self.option["removal"]:
             return super().attend(q, k, v, hidden_states, context)
         q, _ = self.tempered(q)
         key_bias = None
@@ -166,7 +166,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             log_decay=self.log_decay(hidden_states) if self.distance == "contextual" else None,
             key_bias=key_bias,
             removal=self.option["removal"],
-            surrogate_width=_SURROGATE_WIDTH if learns else None,
+            surrogate_width=self.surrogate_width if torch.is_grad_enabled() else None,
             scale=self.scale,
             dropout_p=self.dropout_p if self.training else 0.0,
             query_start=context.query_start,

@@ -47,9 +47,7 @@ def threshold_variant_attention(
         above = visible & (scores.detach() > threshold.detach())
         logits = scores
         if log_decay is not None:
-            count = reverse_cumsum(above.to(scores.dtype))
-            # A removed key matters to the surrogate only, and there must not outrun the nearest kept one.
-            logits = logits + log_decay * (count.clamp(min=1.0) if removal else count)
+            logits = logits + log_decay * reverse_cumsum(above.to(scores.dtype))
         if key_bias is not None:
             logits = logits + key_bias[:, :, None, : k.shape[2]]
         among = above if removal else visible

@@ -50,6 +50,7 @@ def threshold_relative_attention(
     score_bound: float | Tensor | None = None,
     key_index: Any = None,
     tolerance: float = 2**-24,
+    surrogate_width: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Attention over the keys whose score is above the threshold, at distances that count only those keys.
@@ -58,7 +59,7 @@ def threshold_relative_attention(
     belongs to the query. q and k come already normed. Returns [B, Hq, Tq, D]; a query that keeps no key gets zeros.
 
     scale           default 1/sqrt(D)
-    threshold       float >= 0, or [B, Hq, Tq]; no gradient flows to it
+    threshold       float >= 0, or [B, Hq, Tq]; no gradient flows to it but that of a surrogate
     exclude_self    bool, or bool [Hq]: a query does not see its own key
     dropout_p       on the weights, after the softmax
     dropout_seed    int or 0-dim int64: fixes the mask; by default torch's generator draws one
@@ -69,6 +70,8 @@ def threshold_relative_attention(
                     not checked; else computed from norms
     key_index       a KeyIndex kept along with a cache, so that decoding need not pass over old keys
     tolerance       share of a row's weight that the early exit may drop; 0 reads every key
+    surrogate_width  w > 0: the result is the same, but its gradient is as if each key's weight were also multiplied by
+                    sigmoid((s - threshold) / w), so that removed keys and the threshold learn (straight-through)
     backend         "auto", "reference", "blockwise", "cpu", "triton"
     """
     _check_tensors(q, k, v, log_decay)
@@ -85,6 +88,7 @@ def threshold_relative_attention(
         query_start,
         score_bound,
         tolerance,
+        surrogate_width,
     )
     if not 0.0 <= dropout_p < 1.0:
         raise InputError(f"dropout_p must be in [0, 1), not {dropout_p}")
@@ -170,12 +174,14 @@ def _call(
     needs_grad: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if needs_grad is None:
-        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, log_decay))
+        learning = (q, k, v, log_decay, *([] if options["threshold"] is None else [options["threshold"]]))
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in learning)
     index = (None, None, None) if key_index is None else key_index.tensors(options["query_start"] + q.shape[2])
     return forward_op(
         q, k, v, log_decay, options["threshold"], options["threshold_value"], options["exclude_self"],
         options["key_padding_mask"], options["first_key"], options["query_start"], options["scale"],
-        options["score_bound"], dropout_p, seed, options["tolerance"], needs_grad, *index, backend,
+        options["score_bound"], dropout_p, seed, options["tolerance"], needs_grad, *index,
+        options["surrogate_width"] if needs_grad else 0.0, backend,
     )  # fmt: skip
 
 
@@ -229,6 +235,7 @@ def _options(
     query_start: int | None,
     score_bound: float | Tensor | None,
     tolerance: float,
+    surrogate_width: float | None = None,
 ) -> dict[str, Any]:
     """The caller's options in the form that Problem holds them."""
     batch, heads, query_count, width = q.shape
@@ -249,13 +256,15 @@ def _options(
         raise InputError(f"scale must be a positive number, not {scale}")
     if not 0.0 <= tolerance < 1.0:
         raise InputError(f"tolerance must be in [0, 1), not {tolerance}")
+    if surrogate_width is not None and not (math.isfinite(surrogate_width) and surrogate_width > 0.0):
+        raise InputError(f"surrogate_width must be a positive number or None, not {surrogate_width}")
 
     threshold_tensor, threshold_value = None, 0.0
     if isinstance(threshold, Tensor):
         if threshold.shape != q.shape[:3]:
             raise InputError(f"threshold must be a float or {list(q.shape[:3])}, not {list(threshold.shape)}")
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-        threshold_tensor = threshold.detach().to(q.device, wide)
+        threshold_tensor = (threshold if surrogate_width else threshold.detach()).to(q.device, wide)
     else:
         threshold_value = float(threshold)
         if not (threshold_value >= 0.0 and math.isfinite(threshold_value)):
@@ -302,6 +311,7 @@ def _options(
         "scale": scale,
         "score_bound": bound,
         "tolerance": float(tolerance),
+        "surrogate_width": float(surrogate_width or 0.0),
     }
 
 

@@ -37,6 +37,7 @@ class Tile:
     keep: Tensor  # bool [N, R, C]
     bad: Tensor | None  # bool [N, R]: the row met something non-finite in this tile
     farther: Tensor  # [N, R, C]: c - 1, kept keys nearer than this one
+    visible: Tensor  # bool [N, R, C]
 
 
 class Rows:
@@ -119,9 +120,8 @@ class Rows:
             finite = k.isfinite()
             bad_key = ~finite.all(-1)
             k = torch.where(finite, k, 0)
-            finite = v.isfinite()
-            bad_value = ~finite.all(-1)
-            v = torch.where(finite, v, 0)
+            bad_value = ~v.isfinite().all(-1)
+            v = v.masked_fill(bad_value[..., None], 0)
         scores = torch.bmm(self.q, k.transpose(1, 2)).mul_(problem.scale)  # [N, R, C]
         keep = decide(scores, self.q, k, problem.scale, self.threshold, visible)
         bad = None
@@ -131,7 +131,7 @@ class Rows:
             bad = (broken | (keep & bad_value[:, None])).any(-1)
         upto = keep.cumsum(-1)  # kept in [block start .. j]
         farther = (carried + upto[..., -1]).unsqueeze(-1) - upto
-        return Tile(key, k, v, scores, keep, bad, farther)
+        return Tile(key, k, v, scores, keep, bad, farther, visible)
 
 
 class Walk:
@@ -202,7 +202,10 @@ def _forward_chunk(walk: Walk, items: Tensor, out: Tensor, normaliser: Tensor, r
         if problem.tolerance > 0.0:
             upper = rows.upper_bound(edge)
             log_total = peak + torch.log(total)
-            done = finished(upper, rows.decay, carried, remaining, log_total, log_tolerance, problem.needs_grad)
+            done = finished(
+                upper, rows.decay, carried, remaining, log_total, log_tolerance, problem.needs_grad,
+                problem.surrogate_width,
+            )  # fmt: skip
         done = (done | ~rows.real).all(-1)  # [N]
         if bool(done.any()):
             _store(rows, done, sums, total, peak, carried, poisoned, out, normaliser, reach, kept)
@@ -240,18 +243,19 @@ def _store(
 
 def backward(
     problem: Problem, grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dlog_decay: the tiles of the forward walk, recomputed."""
-    dq, dk, dv, ddecay = backward_outputs(problem.q, problem.k, problem.log_decay)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dlog_decay, dthreshold: the tiles of the forward walk, recomputed."""
+    dq, dk, dv, ddecay, dthreshold = backward_outputs(problem.q, problem.k, problem.log_decay, problem.surrogate_width)
     dk_sum = torch.zeros(problem.k.shape, dtype=problem.compute_dtype, device=problem.k.device)
     dv_sum = torch.zeros_like(dk_sum)
     dq.zero_()
     ddecay.zero_()
+    dthreshold.zero_()
     if 0 not in problem.q.shape and problem.k.shape[2]:
         walk = Walk(problem)
         for items in walk.chunks():
-            _backward_chunk(walk, items, grad_out, out, normaliser, reach, dq, dk_sum, dv_sum, ddecay)
-    return dq, dk.copy_(dk_sum), dv.copy_(dv_sum), ddecay
+            _backward_chunk(walk, items, grad_out, out, normaliser, reach, dq, dk_sum, dv_sum, ddecay, dthreshold)
+    return dq, dk.copy_(dk_sum), dv.copy_(dv_sum), ddecay, dthreshold
 
 
 def _backward_chunk(
@@ -265,6 +269,7 @@ def _backward_chunk(
     dk_sum: Tensor,
     dv_sum: Tensor,
     ddecay: Tensor,
+    dthreshold: Tensor,
 ) -> None:
     problem = walk.problem
     rows = Rows(walk, items)
@@ -282,14 +287,17 @@ def _backward_chunk(
     last = torch.where(real, reach[rows.index], problem.k.shape[2]).amin(-1) // KEYS  # [N] leftmost block to read
     dq_sum = torch.zeros_like(rows.q)
     ddecay_sum = torch.zeros_like(log_sum)
+    dthreshold_sum = torch.zeros_like(log_sum)
+    width = problem.surrogate_width
     carried = torch.zeros(log_sum.shape, dtype=torch.int64, device=log_sum.device)
     slot = torch.arange(rows.block.numel(), device=rows.block.device)  # where an item's sums live
-    key_heads, key_count, width = problem.k.shape[1], problem.k.shape[2], problem.k.shape[3]
+    key_heads, key_count, channels = problem.k.shape[1], problem.k.shape[2], problem.k.shape[3]
 
     while rows.block.numel():
         tile = rows.read(carried)
         logits = tile.scores + rows.decay[..., None] * tile.farther - log_sum[..., None]
-        weights = torch.where(tile.keep, torch.exp(logits), 0)
+        if_kept = torch.exp(logits)
+        weights = torch.where(tile.keep, if_kept, 0)
         dweights = torch.bmm(grad, tile.v.transpose(1, 2))  # [N, R, C]
         applied = weights
         if problem.dropout_p > 0.0:
@@ -297,21 +305,32 @@ def _backward_chunk(
             applied = weights * alive
             dweights = dweights * alive
         dscores = torch.where(tile.keep, weights * (dweights - delta[..., None]), 0)
-        dq_sum.index_add_(0, slot, torch.bmm(dscores, tile.k).mul_(problem.scale))
         ddecay_sum.index_add_(0, slot, (dscores * tile.farther).sum(-1))
+        if width:  # the choice itself, differentiated as if it were soft
+            threshold = rows.threshold if isinstance(rows.threshold, float) else rows.threshold[..., None]
+            soft = torch.sigmoid((tile.scores - threshold) / width)
+            pull = if_kept * (dweights - delta[..., None]) * soft * (1 - soft) / width
+            pull = torch.where(tile.visible & (tile.keep | ~broken[..., None]), pull, 0)
+            dthreshold_sum.index_add_(0, slot, -pull.sum(-1))
+            dscores = dscores + pull
+        dq_sum.index_add_(0, slot, torch.bmm(dscores, tile.k).mul_(problem.scale))
         column = tile.key.clamp(min=0, max=key_count - 1)
         flat = ((rows.batch * key_heads + rows.key_head)[:, None] * key_count + column).reshape(-1)
         dk_tile = torch.bmm(dscores.transpose(1, 2), rows.q).mul_(problem.scale)
-        dk_sum.view(-1, width).index_add_(0, flat, dk_tile.reshape(-1, width))
+        dk_sum.view(-1, channels).index_add_(0, flat, dk_tile.reshape(-1, channels))
         dv_tile = torch.bmm(applied.transpose(1, 2), grad)
-        dv_sum.view(-1, width).index_add_(0, flat, dv_tile.reshape(-1, width))
+        dv_sum.view(-1, channels).index_add_(0, flat, dv_tile.reshape(-1, channels))
         carried = carried + tile.keep.sum(-1)
 
         active = rows.block > last
         if not bool(active.all()):
             rows.select(active)
-            carried, log_sum, grad, delta, last, slot = (x[active] for x in (carried, log_sum, grad, delta, last, slot))
+            carried, log_sum, grad, delta, broken, last, slot = (
+                x[active] for x in (carried, log_sum, grad, delta, broken, last, slot)
+            )
         rows.block = rows.block - 1
 
     dq[where] = dq_sum[real].to(dq.dtype)
     ddecay[where] = ddecay_sum[real].to(ddecay.dtype)
+    if width:
+        dthreshold[where] = dthreshold_sum[real].to(dthreshold.dtype)

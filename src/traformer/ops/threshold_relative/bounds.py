@@ -6,17 +6,24 @@ import torch
 from torch import Tensor
 
 
-def log_tail(bound: Tensor, log_decay: Tensor, kept: Tensor, remaining: Tensor, needs_grad: bool) -> Tensor:
+def log_tail(
+    bound: Tensor, log_decay: Tensor, kept: Tensor, remaining: Tensor, needs_grad: bool, surrogate_width: float = 0.0
+) -> Tensor:
     """Log of an upper bound of the weight beyond the `kept` nearest kept keys (weights in the c-1 shift).
 
     bound: upper bound U of any score still unread; log_decay: g <= 0; remaining: keys not yet read (n).
     Forward:   e^(U + gC) min( 1/(1-e^g), n )
     Gradients: e^(U + gC) min( (C + 1/(1-e^g))/(1-e^g), n (C + n) ), since d log_decay carries a factor c.
     At g = 0 the first form is infinite and the second holds. All arguments broadcast.
+    With a surrogate of width w removed keys have a gradient too, of at most 1/(4w) times what they would weigh, and
+    their number has no bound but n: e^(U + gC) n (C + n + 1/(4w)).
     """
     kept = kept.to(log_decay.dtype)
     remaining = remaining.to(log_decay.dtype)
     decay_gap = -torch.expm1(log_decay)  # 1 - e^g without cancellation
+    if surrogate_width:
+        steepest = 0.25 / surrogate_width
+        return bound + log_decay * kept + torch.log(remaining) + torch.log(kept + remaining + steepest)
     if needs_grad:
         geometric = torch.log(kept + 1 / decay_gap) - torch.log(decay_gap)
         plain = torch.log(remaining) + torch.log(kept + remaining)
@@ -34,7 +41,8 @@ def finished(
     log_total: Tensor,
     log_tolerance: float,
     needs_grad: bool,
+    surrogate_width: float = 0.0,
 ) -> Tensor:
     """True for rows whose unread keys weigh at most tolerance times what was read. A NaN anywhere never finishes."""
-    tail = log_tail(bound, log_decay, kept, remaining, needs_grad)
+    tail = log_tail(bound, log_decay, kept, remaining, needs_grad, surrogate_width)
     return (remaining <= 0) | ((kept > 0) & (tail <= log_tolerance + log_total))

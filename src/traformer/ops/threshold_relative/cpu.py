@@ -35,7 +35,7 @@ class _Problem(ctypes.Structure):  # mirrors TraProblem in csrc/traformer.h
         *((name, ctypes.c_int64) for name in ("batch", "query_heads", "key_heads", "queries", "keys", "head_size")),
         ("query_start", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("dtype", "threads", "needs_grad", "index_block")),
-        *((name, ctypes.c_double) for name in ("scale", "threshold_value", "tolerance")),
+        *((name, ctypes.c_double) for name in ("scale", "threshold_value", "tolerance", "surrogate_width")),
         ("dropout_seed", ctypes.c_uint64),
         ("dropout_cut", ctypes.c_uint32),
         ("dropout_scale", ctypes.c_float),
@@ -50,6 +50,7 @@ class _Problem(ctypes.Structure):  # mirrors TraProblem in csrc/traformer.h
         *((name, ctypes.c_void_p) for name in ("normaliser", "reach", "kept")),
         *((name, _Tensor) for name in ("grad_out", "grad_q", "grad_k", "grad_v")),
         ("grad_log_decay", ctypes.c_void_p),
+        ("grad_threshold", ctypes.c_void_p),
     )
 
 
@@ -144,9 +145,11 @@ def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def backward(
     problem: Problem, grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dlog_decay."""
-    grad_q, grad_k, grad_v, grad_log_decay = backward_outputs(problem.q, problem.k, problem.log_decay)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dlog_decay, dthreshold."""
+    grad_q, grad_k, grad_v, grad_log_decay, grad_threshold = backward_outputs(
+        problem.q, problem.k, problem.log_decay, problem.surrogate_width
+    )
     call, keep_alive = _describe(problem)
     call.out = _strided(out, keep_alive)
     call.grad_out = _strided(grad_out.to(problem.q.dtype), keep_alive)
@@ -162,11 +165,13 @@ def backward(
     call.grad_k, call.grad_v = _strided(sums_k, keep_alive), _strided(sums_v, keep_alive)
     sums_decay = torch.empty(grad_log_decay.shape, dtype=torch.float32)
     call.grad_log_decay = sums_decay.data_ptr()
+    if problem.surrogate_width:
+        call.grad_threshold = grad_threshold.data_ptr()
     _run("tra_backward", call)
     for target, source in ((grad_k, sums_k), (grad_v, sums_v), (grad_log_decay, sums_decay)):
         if target is not source:
             target.copy_(source)
-    return grad_q, grad_k, grad_v, grad_log_decay
+    return grad_q, grad_k, grad_v, grad_log_decay, grad_threshold
 
 
 def _run(function: str, call: _Problem) -> None:
@@ -232,6 +237,7 @@ def _describe(problem: Problem) -> tuple[_Problem, list[Tensor]]:
     call.threads = torch.get_num_threads()
     call.needs_grad = problem.needs_grad
     call.scale, call.threshold_value, call.tolerance = problem.scale, problem.threshold_value, problem.tolerance
+    call.surrogate_width = problem.surrogate_width
     if problem.dropout_p > 0.0 and problem.dropout_seed is not None:
         call.dropout_seed = int(problem.dropout_seed) & (2**64 - 1)
         call.dropout_cut = drop_limit(problem.dropout_p)

@@ -31,6 +31,7 @@ class Problem:
     key_low: Tensor | None = None  # the key index's tensors, see key_index.py
     key_high: Tensor | None = None
     key_norm: Tensor | None = None
+    surrogate_width: float = 0.0  # > 0: removed keys have a gradient, see api.py
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -59,11 +60,17 @@ def forward_outputs(q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def backward_outputs(q: Tensor, k: Tensor, log_decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised (dq, dk, dv, dlog_decay)."""
+def backward_outputs(
+    q: Tensor, k: Tensor, log_decay: Tensor, surrogate_width: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Uninitialised (dq, dk, dv, dlog_decay, dthreshold); the last is empty without a surrogate."""
     return (
         empty_heads_last(q, q.shape[1], q.shape[2]),
         empty_heads_last(k, k.shape[1], k.shape[2]),
         empty_heads_last(k, k.shape[1], k.shape[2]),
         log_decay.new_empty(log_decay.shape),
+        q.new_empty(
+            log_decay.shape if surrogate_width else (0,),
+            dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
+        ),
     )

@@ -76,7 +76,13 @@ def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     scores = (q @ k.transpose(-1, -2)) * problem.scale  # [B, Hq, Tq, Tk]
     bad = visible & (bad_row | bad_key | ~scores.isfinite())
     keep = torch.ops.traformer.keep_mask(
-        scores.detach(), q.detach(), k.detach(), problem.threshold, problem.threshold_value, problem.scale, visible
+        scores.detach(),
+        q.detach(),
+        k.detach(),
+        None if problem.threshold is None else problem.threshold.detach(),
+        problem.threshold_value,
+        problem.scale,
+        visible,
     )
     keep = keep | bad
     poisoned = bad.any(-1, keepdim=True) | (keep & bad_value).any(-1, keepdim=True)  # [B, Hq, Tq, 1]
@@ -87,9 +93,24 @@ def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     peak = logits.detach().amax(-1, keepdim=True) if logits.shape[-1] else logits.new_zeros(*logits.shape[:-1], 1)
     peak = torch.where(peak == -torch.inf, 0, peak)  # rows that keep nothing
     weights = torch.where(keep, torch.exp(logits - peak), 0)
+    if problem.surrogate_width:
+        weights = weights + surrogate_gradient(problem, scores, visible, keep, decay, peak)
     total = weights.sum(-1, keepdim=True)
     weights = weights / torch.where(total == 0, 1, total)
     return scores, keep, distance, weights
+
+
+def surrogate_gradient(
+    problem: Problem, scores: Tensor, visible: Tensor, keep: Tensor, decay: Tensor, peak: Tensor
+) -> Tensor:
+    """0 everywhere, with the gradient of the softened choice: each key's weight, were it kept, times a sigmoid's."""
+    threshold = problem.threshold_value if problem.threshold is None else problem.threshold.unsqueeze(-1)
+    soft = torch.sigmoid((scores - threshold) / problem.surrogate_width)
+    nearer = keep.flip(-1).cumsum(-1).flip(-1) - keep.to(torch.int64)  # kept keys right of j: c - 1, were it kept
+    if_kept = torch.exp(scores.detach() + decay.detach() * nearer - peak)
+    # A row that keeps nothing has no gradient, as without a surrogate; one that is not finite gives NaN to kept keys.
+    seen = visible & keep.any(-1, keepdim=True) & peak.isfinite()
+    return torch.where(seen, if_kept, 0) * (soft - soft.detach())
 
 
 def forward(problem: Problem) -> Tensor:
@@ -98,7 +119,8 @@ def forward(problem: Problem) -> Tensor:
     if problem.dropout_p > 0.0:
         weights = weights * dropout_factors(problem, weights)
     v = problem.v.to(weights.dtype).repeat_interleave(problem.heads_per_key_head, dim=1)
-    return (weights @ torch.where(v.isfinite(), v, 0)).to(problem.q.dtype)
+    # Where a value is not finite its row is NaN already, or removes it: then it counts as 0.
+    return (weights @ torch.where(v.isfinite().all(-1, keepdim=True), v, 0)).to(problem.q.dtype)
 
 
 def dropout_factors(problem: Problem, weights: Tensor) -> Tensor:

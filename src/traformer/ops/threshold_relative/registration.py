@@ -43,12 +43,13 @@ def forward_op(
     key_low: Tensor | None,
     key_high: Tensor | None,
     key_norm: Tensor | None,
+    surrogate_width: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out, normaliser, reach, kept."""
     problem = Problem(
         q, k, v, log_decay, threshold, threshold_value, exclude_self, key_padding_mask, first_key, query_start, scale,
-        score_bound, dropout_p, dropout_seed, tolerance, needs_grad, key_low, key_high, key_norm,
+        score_bound, dropout_p, dropout_seed, tolerance, needs_grad, key_low, key_high, key_norm, surrogate_width,
     )  # fmt: skip
     check_values(log_decay, threshold)
     return fused_backend(backend).forward(problem)
@@ -78,12 +79,13 @@ def backward_op(
     scale: float,
     dropout_p: float,
     dropout_seed: Tensor | None,
+    surrogate_width: float,
     backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dlog_decay. The walk ends where the forward's did (reach), so it needs no bound or tolerance."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """dq, dk, dv, dlog_decay, dthreshold. The walk ends where the forward's did (reach), so it needs no bound or tolerance."""
     problem = Problem(
         q, k, v, log_decay, threshold, threshold_value, exclude_self, key_padding_mask, first_key, query_start, scale,
-        None, dropout_p, dropout_seed, 0.0, True,
+        None, dropout_p, dropout_seed, 0.0, True, surrogate_width=surrogate_width,
     )  # fmt: skip
     return fused_backend(backend).backward(problem, grad_out, out, normaliser, reach)
 
@@ -92,13 +94,13 @@ def backward_op(
 def _(
     grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor, q: Tensor, k: Tensor, v: Tensor,
     log_decay: Tensor, *args: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return backward_outputs(q, k, log_decay)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return backward_outputs(q, k, log_decay, surrogate_width=args[-2])
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     (q, k, v, log_decay, threshold, ctx.threshold_value, exclude_self, key_padding_mask, first_key, ctx.query_start,
-     ctx.scale, _, ctx.dropout_p, dropout_seed, _, _, _, _, _, ctx.backend) = inputs  # fmt: skip
+     ctx.scale, _, ctx.dropout_p, dropout_seed, _, _, _, _, _, ctx.surrogate_width, ctx.backend) = inputs  # fmt: skip
     out, normaliser, reach, _ = output
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(
@@ -109,11 +111,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _backward(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     (out, normaliser, reach, q, k, v, log_decay, threshold, exclude_self, key_padding_mask, first_key,
      dropout_seed) = ctx.saved_tensors  # fmt: skip
-    grads = backward_op(
+    dq, dk, dv, dlog_decay, dthreshold = backward_op(
         grad_out, out, normaliser, reach, q, k, v, log_decay, threshold, ctx.threshold_value, exclude_self,
-        key_padding_mask, first_key, ctx.query_start, ctx.scale, ctx.dropout_p, dropout_seed, ctx.backend,
+        key_padding_mask, first_key, ctx.query_start, ctx.scale, ctx.dropout_p, dropout_seed,
+        ctx.surrogate_width, ctx.backend,
     )  # fmt: skip
-    return (*grads, *[None] * 16)
+    has_threshold = threshold is not None and ctx.surrogate_width > 0.0
+    return (dq, dk, dv, dlog_decay, dthreshold if has_threshold else None, *[None] * 16)
 
 
 forward_op.register_autograd(_backward, setup_context=_save)
