@@ -82,7 +82,7 @@ def backward_op(
     surrogate_width: float,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dlog_decay, dthreshold. The walk ends where the forward's did (reach), so it needs no bound or tolerance."""
+    """dq, dk, dv, dlog_decay, dthreshold. The walk ends where the forward's did (reach): no bound, no tolerance."""
     problem = Problem(
         q, k, v, log_decay, threshold, threshold_value, exclude_self, key_padding_mask, first_key, query_start, scale,
         None, dropout_p, dropout_seed, 0.0, True, surrogate_width=surrogate_width,
