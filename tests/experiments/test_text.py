@@ -34,8 +34,8 @@ def test_configs_by_name_and_by_file(tmp_path: Path) -> None:
 def test_the_laptop_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAFORMER_TEXT", "/some/where")
     cells = experiment_cells(find_experiment("text"))
-    assert len({cell.name for cell in cells}) == 10
-    assert {cell.config.attention for cell in cells} == {"tra", "rope", "alibi", "nope", "fot"}
+    assert len({cell.name for cell in cells}) == 14
+    assert {"tra", "rope", "alibi", "nope", "fot", "tra_plus"} < {cell.config.attention for cell in cells}
     assert {cell.config.seed for cell in cells} == {0, 1}
     assert all(cell.config.task_options["data"] == ["/some/where"] for cell in cells)
     same = {repr(cell.config.replace(attention="tra", seed=0)) for cell in cells}

@@ -1,4 +1,4 @@
-"""`tra report DIR...`: a page and a Markdown file from measured runs."""
+"""`tra report DIR...`: a page, a Markdown file and a CSV from measured runs."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def main(args: argparse.Namespace) -> None:
     console = Console(width=None if Console().is_terminal else 140, highlight=False)
     for table in comparison_table(runs):
         console.print(table)
-    print(f"written: {page} and {page.with_suffix('.md')}")
+    print(f"written: {page}, {page.with_suffix('.md').name} and {page.with_suffix('.csv').name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 # name of a module of this package that has `cells() -> list[Cell]`: what it shows
 EXPERIMENTS: dict[str, str] = {
     "demo": "TRA beside RoPE on flip-flop and induction, to 8 times the training length",
-    "text": "perplexity by window, 128 to 4096, trained at 128: TRA beside RoPE, ALiBi, NoPE and FoT",
+    "text": "perplexity by window, 128 to 4096, trained at 128: TRA beside RoPE, ALiBi, NoPE, FoT and tra_plus",
     "peers": "TRA, its ablations, extensions and peers on flip-flop and copy: 4 seeds, to 8 times the length",
     "peers_lr": "the learning-rate search that comes before it",
     "copy_seeds": "four seeds of TRA and of tra_plus on copy, a checkpoint every 50 steps: which heads form, and when",

@@ -1,4 +1,4 @@
-"""Language modelling: trained at a window of 128, read at 128 to 4096; TRA beside its peers, two seeds.
+"""Language modelling: trained at a window of 128, read at 128 to 4096; TRA beside its peers and its recipe, two seeds.
 
 The text is ../shared/data (its training files, and WikiText-103's validation split), or the folder that
 $TRAFORMER_TEXT names. Bytes, 4 layers of 128, 1,500 steps of 32 windows: some twelve minutes a cell on one core.
@@ -12,14 +12,14 @@ from traformer.experiments.cell import Cell
 from traformer.experiments.configs import TEXT_SMALL
 
 TITLE = "Perplexity by window: trained at 128 tokens"
-ATTENTIONS = ("tra", "rope", "alibi", "nope", "fot")
+ATTENTIONS = ("tra", "rope", "alibi", "nope", "fot", "tra_straight_through", "tra_plus")
 SEEDS = (0, 1)
 WINDOWS = "128,256,512,1024,2048,4096"
 EXAMPLES = 64  # the first 524,288 bytes of the validation text, the same at every window
 
 
 def cells() -> list[Cell]:
-    """Five attentions, two seeds; the first seed of all of them first."""
+    """Seven attentions, two seeds; the first seed of all of them first."""
     place = os.environ.get("TRAFORMER_TEXT", TEXT_SMALL.task_options["data"][0])
     options = {**TEXT_SMALL.task_options, "data": [place]}
     return [
