@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traformer import __version__
@@ -20,10 +19,9 @@ tags:
 - {attention}
 ---
 
-# A Traformer decoder with attention `{attention}`
+# {title}
 
-{layers} layers, {heads} heads ({key_heads} key heads) of size {head_dim}, width {width}, vocabulary {vocabulary}: \
-{parameters:,} parameters. Residual `{residual}`, QK-norm {qk_norm}{options}.
+{facts}
 
 ```python
 import traformer.models  # registers the model with transformers
@@ -33,34 +31,47 @@ model = AutoModelForCausalLM.from_pretrained("{folder}")
 tokens = model.generate(input_ids, max_new_tokens=32)
 ```
 
-Saved by traformer {version}. What it was trained on, how it was evaluated and what it must not be used for is for those
-who trained it to add here.
+{closing}
 """
 
 
 def model_card(model: PreTrainedModel, folder: str) -> str:
-    """The card as Markdown."""
+    """The card of a decoder of ours."""
     config: Any = model.config
-    options = ", ".join(f"{name} = {value}" for name, value in sorted(config.attention_options.items()))
     return _CARD.format(
         attention=config.attention,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        key_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        width=config.hidden_size,
-        vocabulary=config.vocab_size,
-        parameters=model.num_parameters(),
-        residual=config.residual,
-        qk_norm="on" if config.qk_norm else "off",
-        options=f"; {options}" if options else "",
+        title=f"A Traformer decoder with attention `{config.attention}`",
+        facts=f"{_shape(model)}, width {config.hidden_size}, vocabulary {config.vocab_size}. Residual "
+        f"`{config.residual}`, QK-norm {'on' if config.qk_norm else 'off'}{_options(config)}.",
         folder=folder,
-        version=__version__,
+        closing=f"Saved by traformer {__version__}. What it was trained on, how it was evaluated and what it must not "
+        "be used for is for those\nwho trained it to add here.",
     )
 
 
-def write_model_card(model: PreTrainedModel, folder: str | Path) -> None:
-    """Write README.md into the folder unless there is one: what somebody wrote there stays."""
-    path = Path(folder) / "README.md"
-    if not path.exists():
-        path.write_text(model_card(model, Path(folder).name), encoding="utf-8")
+def converted_card(model: PreTrainedModel, folder: str) -> str:
+    """The card of another's model with attention of ours."""
+    config: Any = model.config
+    source = config.converted_from or f"A {config.model_type.removeprefix('traformer_')} model"
+    return _CARD.format(
+        attention=config.attention,
+        title=f"{source} with attention `{config.attention}`",
+        facts=f"Converted by traformer {__version__}: {_shape(model)}. Its own attention and positions were replaced; "
+        f"QK-norm {'ours' if config.qk_norm else 'as the source has it'}{_options(config)}.",
+        folder=folder,
+        closing=f"The licence of {source} goes on to hold. What it was tuned on and how it was evaluated is for whoever"
+        "\ntuned it to add here.",
+    )
+
+
+def _shape(model: PreTrainedModel) -> str:
+    config: Any = model.config
+    return (
+        f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads "
+        f"({config.num_key_value_heads} key heads) of size {config.head_dim}, {model.num_parameters():,} parameters"
+    )
+
+
+def _options(config: Any) -> str:
+    options = ", ".join(f"{name} = {value}" for name, value in sorted(config.attention_options.items()))
+    return f"; {options}" if options else ""

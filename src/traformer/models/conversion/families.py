@@ -36,10 +36,10 @@ from transformers import (
 
 from traformer.errors import InputError, unknown_name
 from traformer.layers import ATTENTIONS
-from traformer.models.checks import check_loaded
-from traformer.models.conversion.card import write_converted_card
+from traformer.models.card import converted_card
 from traformer.models.conversion.trunk import ConvertedTrunk
 from traformer.models.generation import CheckedGenerationMixin
+from traformer.models.saving import SavedModel
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Family:
     model: type[PreTrainedModel]
 
 
-class ConvertedForCausalLM(PreTrainedModel, CheckedGenerationMixin):
+class ConvertedForCausalLM(SavedModel, CheckedGenerationMixin):
     """Mixed in before the language model class of a family: its head and forward around a converted trunk."""
 
     trunk_class: ClassVar[type[ConvertedTrunk]]
@@ -65,23 +65,8 @@ class ConvertedForCausalLM(PreTrainedModel, CheckedGenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls, path: Any, *args: Any, strict: bool = True, **kwargs: Any
-    ) -> Any:
-        """transformers' from_pretrained; with strict, weights that do not fit the configuration are an error."""
-        wants_info = kwargs.pop("output_loading_info", False)
-        loaded: Any = super().from_pretrained(path, *args, output_loading_info=True, **kwargs)
-        model, info = loaded
-        if strict:
-            check_loaded(info, path, model.config.attention)
-        return (model, info) if wants_info else model
-
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        """transformers' save_pretrained, and a model card where the folder has none."""
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
-            write_converted_card(self, save_directory)
+    def model_card(self, folder: str) -> str:
+        return converted_card(self, folder)
 
 
 def _config_class(source: type[PretrainedConfig], name: str) -> type[PretrainedConfig]:
