@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from traformer.commands.arguments import add_lengths, joined, positive_int
 
@@ -55,5 +56,15 @@ def main(args: argparse.Namespace) -> None:
     console.print(diagnosis_table(short))
     folder = Path(args.out or args.runs[0])
     plots = plot_diagnosis(rows, short, folder)
-    write_atomically(folder / "diagnosis.json", json.dumps({"summary": short, "rows": rows}, indent=1) + "\n")
+    write_atomically(folder / "diagnosis.json", _json(short, rows))
     print(f"written to {folder}: diagnosis.json, {', '.join(plot.name for plot in plots)}")
+
+
+def _json(summary: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
+    """A line for each row, six digits a number."""
+
+    def lines(rows: list[dict[str, Any]]) -> str:
+        short = ({k: float(f"{v:.6g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+        return ",\n  ".join(json.dumps(row) for row in short)
+
+    return f'{{"summary": [\n  {lines(summary)}\n ],\n "rows": [\n  {lines(rows)}\n]}}\n'

@@ -92,17 +92,19 @@ def plot_formation(summary: Sequence[Row], folder: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    panels = {
+    panels = {  # a row of panels for each of the two heads
         "source": "reading head: weight on the source",
-        "marks": "marking head: the source's weight on the key before it",
         "positive": "reading head: share of keys kept (score above 0)",
         "decay": "reading head: what a kept key between leaves of a weight",
+        "marks": "marking head: the source's weight on the key before it",
+        "marking_positive": "marking head: share of keys kept",
+        "marking_decay": "marking head: what a kept key between leaves",
     }
     shortest = min(row["length"] for row in summary)
     summary = [row for row in summary if row["length"] == shortest]
     attentions = _in_order({row["attention"] for row in summary})
     colours = plt.get_cmap("tab10" if len(attentions) <= 10 else "tab20")
-    figure, grid = plt.subplots(2, 2, figsize=(11, 7), dpi=120, sharex=True)
+    figure, grid = plt.subplots(2, 3, figsize=(15, 7.5), dpi=100, sharex=True)
     for axes, (name, title) in zip(grid.flat, panels.items(), strict=True):
         for number, attention in enumerate(attentions):
             runs = sorted({row["run"] for row in summary if row["attention"] == attention})
@@ -121,7 +123,7 @@ def plot_formation(summary: Sequence[Row], folder: Path) -> Path:
         axes.grid(alpha=0.3)
     for axes in grid[1]:
         axes.set_xlabel("step")
-    grid[0, 1].legend(fontsize=7, ncols=2)
+    grid[0, 1].legend(fontsize=8, ncols=2)
     figure.tight_layout()
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "formation.png")
