@@ -43,6 +43,12 @@ def test_tra_on_another_backend(capsys: pytest.CaptureFixture[str]) -> None:
     assert "TRA blockwise" in capsys.readouterr().out
 
 
+def test_named_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "train", *QUICK, "--no-memory", "--attentions", "tra_plus", "tra_plus:blockwise"]) == 0
+    shown = capsys.readouterr().out
+    assert "tra_plus:blockwise" in shown and "TRA blockwise" in shown
+
+
 def test_gates_that_remember_far_are_set() -> None:
     settings = {"size": "tiny", "window": 16, "tokens": 16, "vocabulary": 8}
     plain, far = (train.Step("tra", **settings, gate_bias=bias) for bias in (0.0, 6.0))

@@ -55,15 +55,16 @@ def main(args: argparse.Namespace) -> int:
     """Measure, print a table for each size, and write the rows where asked."""
     import torch
 
-    from traformer.layers import ATTENTIONS
+    from traformer.layers import ATTENTIONS, NAMED, attention_names
     from traformer.models import PRESETS
     from traformer.ops import available_backends
 
     for name in args.attentions:
         attention, backend = split_name(name)
-        if attention not in ATTENTIONS:
-            raise unknown_name("attention", attention, ATTENTIONS)
-        if backend and "backend" not in ATTENTIONS[attention].options:
+        if attention not in attention_names():
+            raise unknown_name("attention", attention, attention_names())
+        layer = ATTENTIONS[NAMED[attention].attention if attention in NAMED else attention]
+        if backend and "backend" not in layer.options:
             raise InputError(
                 f"--attentions has {name}, but {attention} has no backends to choose from; give {attention}"
             )
