@@ -21,6 +21,7 @@ from traformer.reports.plot import (
     _spread,
     _ticks,
     marker,
+    plot_width,
 )
 from traformer.reports.table import by_length, series_names
 
@@ -49,8 +50,9 @@ def perplexity_plot(metric: str, panel: Panel, styles: dict[str, int]) -> str:
     bottom, edge, trained = HEIGHT - BOTTOM, WIDTH - RIGHT + MARGIN, x(panel.train_length)
     name = f"{NAMES[metric]}, {panel.split}"
     ends = "; ".join(f"{s.label} {s.points[-1].value:.4g} at {s.points[-1].length}" for s in panel.series)
+    described = escape(f"{name}. {ends}.")
     parts = [
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(f"{name}. {ends}.")}">',
+        f'<svg class="plot" viewBox="0 0 {plot_width(panel)} {HEIGHT}" role="img" aria-label="{described}">',
         f'<text class="plot-title" x="{LEFT}" y="20">{escape(name)}</text>',
         f'<rect class="beyond" x="{trained:.1f}" y="{TOP}" width="{edge - trained:.1f}" height="{bottom - TOP}"/>',
     ]

@@ -11,6 +11,7 @@ from traformer.reports.collect import Panel, Point, Series, display_split, displ
 
 WIDTH, HEIGHT = 420, 300
 LEFT, RIGHT, TOP, BOTTOM = 46, 62, 48, 46
+LABEL_GAP, LETTER = 13, 8.2  # from a line's end to its label; width of a letter there
 MARGIN = 8  # of the plotting area beyond the longest length
 # Markers and dashes tell the series apart where colours do not. Coordinates are around the point.
 MARKERS = ("circle", "square", "triangle", "diamond", "cross")
@@ -29,7 +30,7 @@ def accuracy_plot(panel: Panel, styles: dict[str, int], unit: str) -> str:
     described = escape(_description(panel, name))
     edge = right + MARGIN
     parts = [
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{described}">',
+        f'<svg class="plot" viewBox="0 0 {plot_width(panel)} {HEIGHT}" role="img" aria-label="{described}">',
         f'<text class="plot-title" x="{LEFT}" y="20">{escape(name)}</text>',
         f'<rect class="beyond" x="{trained:.1f}" y="{TOP}" width="{edge - trained:.1f}" height="{bottom - TOP}"/>',
     ]
@@ -75,9 +76,19 @@ def _series(series: Series, style: int, x, y, label_y: float) -> list[str]:
             f"<g>{marker(style, x(point.size), y(point.value))}<title>{escape(_point_text(series, point))}</title></g>"
         )
     last = series.points[-1]
-    short = series.label if len(series.label) <= 9 else series.label.split(" (")[0]
-    parts.append(f'<text class="label" x="{x(last.size) + 13:.1f}" y="{label_y + 4:.1f}">{escape(short)}</text></g>')
+    place = f'x="{x(last.size) + LABEL_GAP:.1f}" y="{label_y + 4:.1f}"'
+    parts.append(f'<text class="label" {place}>{escape(_short(series.label))}</text></g>')
     return parts
+
+
+def plot_width(panel: Panel) -> int:
+    """Of the whole picture: wider where a label at a line's end needs the room."""
+    longest = max(len(_short(series.label)) for series in panel.series)
+    return WIDTH + max(0, round(longest * LETTER) + LABEL_GAP - RIGHT)
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 9 else label.split(" (")[0]
 
 
 def marker(style: int, x: float, y: float, r: float = 4.2) -> str:

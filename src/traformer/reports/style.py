@@ -19,6 +19,7 @@ h3{font-size:1rem;margin:20px 0 0}
 .legend-item{display:inline-flex;align-items:center;gap:8px;font-weight:600}
 .plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(400px,100%),1fr));gap:16px;margin:8px 0 16px}
 .plot{width:100%;height:auto;background:var(--ground);border:1px solid var(--rule);border-radius:8px;padding:6px}
+.plots>.plot:only-child{grid-column:1/-1;max-width:680px}
 .plot text{fill:var(--ink);font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .plot .plot-title{font-size:14px;font-weight:650}
 .plot .tick,.plot .axis-title,.plot .note{fill:var(--soft);font-size:11px}
