@@ -7,7 +7,7 @@ import json
 import pytest
 
 from traformer.errors import RunError
-from traformer.experiments import peers, peers_lr
+from traformer.experiments import copy_seeds, peers, peers_lr
 from traformer.training.build import build_model_config, build_task
 from traformer.training.run_folder import RunFolder
 
@@ -22,6 +22,17 @@ def test_every_cell_can_be_built():
         assert 1.0 in factors
         if cell in cells:
             assert sorted(set(factors)) == [1, 2, 4, 8]
+
+
+def test_the_seeds_of_copy_are_the_tables_run_for_longer():
+    table = {cell.name: cell for cell in peers.cells()}
+    cells = copy_seeds.cells()
+    assert {cell.config.attention for cell in cells} == {"tra", "tra_plus"} and len(cells) == 8
+    for cell in cells:
+        config, other = cell.config, table[cell.name]
+        kept = config.replace(steps=other.config.steps, save_every=other.config.save_every, keep=other.config.keep)
+        assert kept == other.config and cell.lengths == other.lengths
+        assert config.steps == config.keep * config.save_every  # every checkpoint stays
 
 
 def test_methods_differ_in_attention_rate_and_seed_alone():

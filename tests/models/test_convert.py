@@ -352,6 +352,20 @@ def test_models_that_cannot_be_converted():
         convert(convert(source("llama")))
 
 
+def test_named_configurations(tmp_path):
+    model = convert(source("llama"), "tra_plus", tolerance=0.0)
+    layer = model.model.layers[0].self_attn
+    half = layer.num_heads // 2
+    assert layer.decay_proj.bias.tolist() == [-6.0] * half + [6.0] * (layer.num_heads - half)
+    assert layer.surrogate_width and layer.qk_norm and layer.option["tolerance"] == 0.0
+    adaptive = convert(source("llama"), "tra_learned_threshold").model.layers[0].self_attn
+    assert adaptive.threshold_proj.bias.eq(-2.0).all()
+    assert not convert(source("llama"), "tra_no_qk_norm").config.qk_norm
+    model.save_pretrained(tmp_path)
+    same = AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(same.eval()(tokens()).logits, model.eval()(tokens()).logits)
+
+
 def test_bad_options():
     model = source("llama")
     with pytest.raises(InputError, match="unknown attention 'alibbi'; did you mean 'alibi'"):

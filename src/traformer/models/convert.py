@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers import ATTENTIONS, ThresholdRelativeAttention
+from traformer.layers import ATTENTIONS, NAMED, ThresholdRelativeAttention, attention_names
 from traformer.models.conversion.families import FAMILIES, ConvertedForCausalLM, Family
 
 
@@ -27,7 +27,7 @@ def convert(
     """The same decoder with another attention: weights kept, positions removed, the method's own parameters added.
 
     model              a causal language model of the families Llama, Mistral, Qwen2, Qwen3 or GPT-2
-    attention          a name in ATTENTIONS
+    attention          a name in ATTENTIONS, or in NAMED (then what the name stands for, options included)
     qk_norm            True: queries and keys are RMS-normalised without a learned scale, as in TRA as published (a norm
                        of the model's own, as in Qwen3, then goes); False: scores stay as the model was trained to make
                        them. By default True for TRA, unless the model has a norm of its own, and False for the others
@@ -38,12 +38,16 @@ def convert(
 
     The result trains, generates, saves and loads as the given model did; after `import traformer.models`,
     AutoModelForCausalLM.from_pretrained reads it. A gate starts with a decay of its own for each head (ALiBi's slopes,
-    down to 1/256 a key), equal for all tokens. Sliding windows go: a converted layer may look at all that came before.
+    down to 1/256 a key, unless the options say how it starts), equal for all tokens. Sliding windows go: a converted layer may look at all that came before.
     To be of use, a converted model must be tuned.
     """
     family = _family_of(model)
+    if attention in NAMED:
+        named = NAMED[attention]
+        attention, attention_options = named.attention, {**named.options, **attention_options}
+        qk_norm = named.qk_norm if qk_norm is None else qk_norm
     if attention not in ATTENTIONS:
-        raise unknown_name("attention", attention, ATTENTIONS)
+        raise unknown_name("attention", attention, attention_names())
     if qk_norm is None:
         has_own = any(name.endswith(".q_norm.weight") for name, _ in model.named_parameters())
         qk_norm = issubclass(ATTENTIONS[attention], ThresholdRelativeAttention) and not has_own

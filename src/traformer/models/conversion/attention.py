@@ -87,6 +87,8 @@ class ConvertedAttention(AttentionLayer):
                 init.ones_(module.weight)
             elif isinstance(module, nn.Embedding):
                 init.zeros_(module.weight)  # learned positions: none until training makes some
+            if hasattr(module, "bias_start"):  # the method's options want it so
+                init.copy_(module.bias, torch.as_tensor(module.bias_start).expand_as(module.bias))  # type: ignore[arg-type]
         self.reset_own_parameters()
 
 

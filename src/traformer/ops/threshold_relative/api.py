@@ -77,19 +77,9 @@ def threshold_relative_attention(
     _check_tensors(q, k, v, log_decay)
     backend = choose_backend(backend, q.device, q.dtype, q.shape[3])
     options = _options(
-        q,
-        k,
-        log_decay,
-        scale,
-        threshold,
-        exclude_self,
-        key_padding_mask,
-        cu_seqlens,
-        query_start,
-        score_bound,
-        tolerance,
-        surrogate_width,
-    )
+        q, k, log_decay, scale, threshold, exclude_self, key_padding_mask, cu_seqlens, query_start, score_bound,
+        tolerance, surrogate_width,
+    )  # fmt: skip
     if not 0.0 <= dropout_p < 1.0:
         raise InputError(f"dropout_p must be in [0, 1), not {dropout_p}")
     seed = _seed(dropout_seed, q.device) if dropout_p > 0.0 else None
