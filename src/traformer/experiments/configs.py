@@ -20,7 +20,7 @@ TEXT_PAPER = RunConfig(
     save_every=1000,
 )
 
-# About half an hour on two cores, by the time of a step: 7 million tokens, a BPE of 4,096 entries trained on the text.
+# About half an hour on two cores: 7 million tokens, a BPE of 4,096 entries trained on the text.
 TEXT_LAPTOP = RunConfig(
     task="text",
     task_options={"data": ["../shared/data"], "tokenizer": "bpe:4096", "length": 128},
