@@ -27,7 +27,7 @@ def test_every_cell_can_be_built():
 def test_the_seeds_of_copy_are_the_tables_run_for_longer():
     table = {cell.name: cell for cell in peers.cells()}
     cells = copy_seeds.cells()
-    assert {cell.config.attention for cell in cells} == {"tra", "tra_plus"} and len(cells) == 8
+    assert {cell.config.attention for cell in cells} == {"tra", "tra_plus", "rope"} and len(cells) == 12
     for cell in cells:
         config, other = cell.config, table[cell.name]
         kept = config.replace(steps=other.config.steps, save_every=other.config.save_every, keep=other.config.keep)

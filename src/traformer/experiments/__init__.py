@@ -8,5 +8,5 @@ EXPERIMENTS: dict[str, str] = {
     "text": "perplexity by window, 128 to 4096, trained at 128: TRA beside RoPE, ALiBi, NoPE, FoT and tra_plus",
     "peers": "TRA, its ablations, extensions and peers on flip-flop and copy: 4 seeds, to 8 times the length",
     "peers_lr": "the learning-rate search that comes before it",
-    "copy_seeds": "four seeds of TRA and of tra_plus on copy, a checkpoint every 50 steps: which heads form, and when",
+    "copy_seeds": "4 seeds of TRA, tra_plus and RoPE on copy, checkpoints every 50 steps: which heads form, and when",
 }

@@ -1,9 +1,9 @@
-"""Why one seed copies and another does not: TRA and its recipe on unique copy, four seeds, every 50th step kept.
+"""Why one seed copies and another does not: TRA, its recipe and RoPE on unique copy, four seeds, every 50th step kept.
 
 The setting of the `peers` table with three times its steps; the second command follows the heads while they form:
 
     tra sweep copy_seeds --out runs/copy_seeds
-    tra diagnose runs/copy_seeds/copy-* --steps all --lengths 6 --out results/copy_seeds
+    tra diagnose runs/copy_seeds/copy-tra* --steps all --lengths 6 --out results/copy_seeds
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from traformer.experiments import peers
 from traformer.experiments.cell import Cell
 
-TITLE = "Copy: four seeds of TRA and of its recipe"
-METHODS = ("tra", "tra_plus")
+TITLE = "Copy: four seeds of TRA, of its recipe and of RoPE"
+METHODS = ("tra", "tra_plus", "rope")
 STEPS = 1500
 SAVE_EVERY = 50
 
