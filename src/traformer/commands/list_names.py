@@ -35,7 +35,7 @@ def _entries(kind: str) -> dict[str, str]:
         named = {name: configuration.summary for name, configuration in NAMED.items()}
         return {name: _first_line(layer) for name, layer in ATTENTIONS.items()} | named
     if kind == "presets":
-        from traformer.models import PRESETS
+        from traformer.presets import PRESETS
 
         return {
             name: ", ".join(f"{key} {value}" for key, value in dict(preset).items()) for name, preset in PRESETS.items()

@@ -10,21 +10,9 @@ from transformers import PretrainedConfig
 
 from traformer.errors import InputError, unknown_name
 from traformer.layers import ATTENTIONS, NAMED, attention_names
+from traformer.presets import PRESETS
 
 RESIDUALS = ("normed", "prenorm")
-
-# Sizes after Turc et al. 2019: layers, heads, width.
-_SIZES = {"tiny": (2, 2, 128), "mini": (4, 4, 256), "small": (4, 8, 512), "medium": (8, 8, 512)}
-PRESETS: dict[str, dict[str, Any]] = {
-    name: {
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "hidden_size": width,
-        "attention_dropout": 0.01,
-        "hidden_dropout": 0.01,
-    }
-    for name, (layers, heads, width) in _SIZES.items()
-}
 
 
 class TraformerConfig(PretrainedConfig):
