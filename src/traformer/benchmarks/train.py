@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     """Measure, print a table for each size, and write the rows where asked."""
     import torch
 
-    from traformer.layers import ATTENTIONS, NAMED, attention_names
+    from traformer.layers import ATTENTIONS, attention_names, stands_for
     from traformer.models import PRESETS
     from traformer.ops import available_backends
 
@@ -63,8 +63,7 @@ def main(args: argparse.Namespace) -> int:
         attention, backend = split_name(name)
         if attention not in attention_names():
             raise unknown_name("attention", attention, attention_names())
-        layer = ATTENTIONS[NAMED[attention].attention if attention in NAMED else attention]
-        if backend and "backend" not in layer.options:
+        if backend and "backend" not in ATTENTIONS[stands_for(attention, {})[0]].options:
             raise InputError(
                 f"--attentions has {name}, but {attention} has no backends to choose from; give {attention}"
             )

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from traformer.errors import InputError, RunError
+from traformer.errors import InputError
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
 from traformer.ops.eager import content_scores
@@ -113,10 +113,7 @@ def _steps(path: str | Path, steps: str | None) -> Sequence[int | None]:
     if steps is None:
         return [None]
     if steps == "all":
-        there = all_checkpoints(RunFolder.open(path).checkpoints)
-        if not there:
-            raise RunError(f"{path} has no checkpoint yet; train it first")
-        return [found.step for found in there]
+        return [found.step for found in all_checkpoints(RunFolder.open(path).checkpoints)] or [None]
     try:
         return sorted({int(step) for step in steps.split(",")})
     except ValueError:

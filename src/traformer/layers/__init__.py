@@ -11,7 +11,7 @@ from traformer.layers.differential import DifferentialAttention
 from traformer.layers.fire import FireAttention
 from traformer.layers.forgetting import ForgettingAttention
 from traformer.layers.lstm import LSTMLayer
-from traformer.layers.named import NAMED
+from traformer.layers.named import NAMED, stands_for
 from traformer.layers.nope import NoPositionAttention
 from traformer.layers.norms import RMSNorm, rms_norm
 from traformer.layers.rope import RotaryAttention
@@ -62,4 +62,5 @@ __all__ = [
     "ThresholdRelativeAttention",
     "attention_names",
     "rms_norm",
+    "stands_for",
 ]

@@ -76,3 +76,12 @@ PEER_VARIANTS: dict[str, NamedConfiguration] = {
 }
 
 NAMED: dict[str, NamedConfiguration] = {**ABLATIONS, **EXTENSIONS, **PEER_VARIANTS}
+
+
+def stands_for(attention: str, options: dict[str, Any]) -> tuple[str, dict[str, Any], bool | None]:
+    """Attention, options and QK-norm (None: not its business) behind a name, itself if it is none of these.
+
+    Options given beside a name win over its own.
+    """
+    named = NAMED.get(attention, NamedConfiguration(attention, ""))
+    return named.attention, {**named.options, **options}, named.qk_norm

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers import ATTENTIONS, NAMED, attention_names
+from traformer.layers import ATTENTIONS, attention_names, stands_for
 from traformer.presets import PRESETS
 
 RESIDUALS = ("normed", "prenorm")
@@ -58,11 +58,8 @@ class TraformerConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         _refuse_misspelt(kwargs, [f.name for f in fields(self)])
-        self.attention_options = dict(self.attention_options or {})
-        if self.attention in NAMED:
-            named = NAMED[self.attention]
-            self.attention, self.attention_options = named.attention, {**named.options, **self.attention_options}
-            self.qk_norm = self.qk_norm if named.qk_norm is None else named.qk_norm
+        self.attention, self.attention_options, qk_norm = stands_for(self.attention, self.attention_options or {})
+        self.qk_norm = self.qk_norm if qk_norm is None else qk_norm
         if self.attention not in ATTENTIONS:
             raise unknown_name("attention", self.attention, attention_names())
         if self.residual not in RESIDUALS:

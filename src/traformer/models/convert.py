@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers import ATTENTIONS, NAMED, ThresholdRelativeAttention, attention_names
+from traformer.layers import ATTENTIONS, ThresholdRelativeAttention, attention_names, stands_for
 from traformer.models.conversion.families import FAMILIES, ConvertedForCausalLM, Family
 
 
@@ -42,10 +42,8 @@ def convert(
     layer may look at all that came before. To be of use, a converted model must be tuned.
     """
     family = _family_of(model)
-    if attention in NAMED:
-        named = NAMED[attention]
-        attention, attention_options = named.attention, {**named.options, **attention_options}
-        qk_norm = named.qk_norm if qk_norm is None else qk_norm
+    attention, attention_options, named_qk_norm = stands_for(attention, attention_options)
+    qk_norm = named_qk_norm if qk_norm is None else qk_norm
     if attention not in ATTENTIONS:
         raise unknown_name("attention", attention, attention_names())
     if qk_norm is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNo
 from traformer.models.card import model_card
 from traformer.models.config import TraformerConfig
 from traformer.models.saving import SavedModel
+from traformer.models.start import start_linear
 from traformer.models.trunk import Trunk
 from traformer.ops.elementwise import dropout, gated_silu
 
@@ -81,13 +81,8 @@ class TraformerPreTrainedModel(SavedModel):
         elif isinstance(module, nn.Linear):
             if module is self.get_output_embeddings():
                 init.normal_(module.weight, std=self.config.initializer_range)
-            else:  # torch's own default, bias included
-                init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-                if hasattr(module, "bias_start"):  # its layer wants it so
-                    init.copy_(module.bias, torch.as_tensor(module.bias_start).expand_as(module.bias))  # type: ignore[arg-type]
-                elif module.bias is not None:
-                    bound = 1.0 / math.sqrt(module.in_features)
-                    init.uniform_(module.bias, -bound, bound)
+            else:
+                start_linear(module)
         elif isinstance(module, RMSNorm):
             init.ones_(module.weight)
         elif isinstance(module, AttentionLayer):
@@ -112,9 +107,8 @@ class TraformerModel(TraformerPreTrainedModel, Trunk):
     def final_norm(self) -> nn.Module:
         return self.norm
 
-    @property
-    def attention_layers(self) -> list[AttentionLayer]:
-        return [block.self_attn for block in self.layers]
+    def attention_of(self, block: Any) -> AttentionLayer:
+        return block.self_attn
 
     def drop_embeddings(self, x: Tensor) -> Tensor:
         return dropout(x, self.config.hidden_dropout, self.training)

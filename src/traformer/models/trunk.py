@@ -33,16 +33,19 @@ class Trunk(PreTrainedModel):
     def final_norm(self) -> nn.Module:
         raise NotImplementedError
 
+    def attention_of(self, block: Any) -> AttentionLayer:
+        raise NotImplementedError
+
     @property
     def attention_layers(self) -> list[AttentionLayer]:
-        raise NotImplementedError
+        return [self.attention_of(block) for block in self.blocks]
 
     def check_keywords(self, keywords: dict[str, Any]) -> None:
         """Refuse what forward was given and this decoder cannot honour."""
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Token embeddings [B, T, E] and what the attention adds to them."""
-        return self.attention_layers[0].embed(x, context)
+        return self.attention_of(self.blocks[0]).embed(x, context)
 
     def drop_embeddings(self, x: Tensor) -> Tensor:
         return x
@@ -93,7 +96,7 @@ class Trunk(PreTrainedModel):
         if real is not None:  # what stands at padded places, NaN included, can change nothing
             x = x.masked_fill(~real[..., None], 0.0)
         x = self.drop_embeddings(x)
-        context.shared = self.attention_layers[0].prepare(context, x)
+        context.shared = self.attention_of(self.blocks[0]).prepare(context, x)
         hidden_states, attentions = [], []
         for block in self.blocks:
             if output_hidden_states:

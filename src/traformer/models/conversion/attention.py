@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNorm, rms_norm
+from traformer.models.start import start_bias, start_linear
 from traformer.ops.alibi import alibi_slopes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -76,19 +76,16 @@ class ConvertedAttention(AttentionLayer):
                 # A decay of its own for each head (ALiBi's slopes, down to 1/256 a key), the same for all tokens until
                 # training makes it depend on them: some heads look near, some far, none is shut.
                 slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=torch.float64)
-                init.zeros_(module.weight)  # type: ignore[arg-type]
-                init.copy_(module.bias, -slopes.expm1().log())  # type: ignore[arg-type]  # logsigmoid of it: -slope
+                assert isinstance(module, nn.Linear)
+                init.zeros_(module.weight)
+                if not start_bias(module):
+                    init.copy_(module.bias, -slopes.expm1().log())  # logsigmoid of it: -slope
             elif isinstance(module, nn.Linear):
-                init.kaiming_uniform_(module.weight, a=math.sqrt(5))
-                if module.bias is not None:
-                    bound = 1.0 / math.sqrt(module.in_features)
-                    init.uniform_(module.bias, -bound, bound)
+                start_linear(module)
             elif isinstance(module, RMSNorm):
                 init.ones_(module.weight)
             elif isinstance(module, nn.Embedding):
                 init.zeros_(module.weight)  # learned positions: none until training makes some
-            if hasattr(module, "bias_start"):  # the method's options want it so
-                init.copy_(module.bias, torch.as_tensor(module.bias_start).expand_as(module.bias))  # type: ignore[arg-type]
         self.reset_own_parameters()
 
 

@@ -41,9 +41,8 @@ class ConvertedTrunk(Trunk):
     def final_norm(self) -> nn.Module:
         return getattr(self, self.norm_name)
 
-    @property
-    def attention_layers(self) -> list[AttentionLayer]:
-        return [getattr(block, self.attention_name) for block in self.blocks]
+    def attention_of(self, block: Any) -> AttentionLayer:
+        return getattr(block, self.attention_name)
 
     def drop_positions(self) -> None:
         """Remove what told the source's blocks where a token stands."""
