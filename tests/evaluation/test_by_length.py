@@ -10,9 +10,9 @@ from tests.training.tiny import tiny_config
 from traformer.errors import InputError, RunError
 from traformer.evaluation import by_length
 from traformer.evaluation.by_length import evaluate_run, measure
+from traformer.runs.folder import RunFolder
 from traformer.tasks import FlipFlop, Induction, Instructions
 from traformer.training.loop import train
-from traformer.training.run_folder import RunFolder
 
 
 class Oracle(nn.Module):
@@ -161,6 +161,6 @@ def test_damaged_run_and_missing_step(run, tmp_path):
         pytest.warns(UserWarning, match="state.json is missing"),
         pytest.raises(RunError, match="no undamaged checkpoint"),
     ):
-        from traformer.training.build import load_run
+        from traformer.models.from_run import load_run
 
         load_run(tmp_path / "copy")

@@ -13,9 +13,9 @@ from traformer.evaluation.by_length import measure as measure_whole
 from traformer.evaluation.stretch import StretchRun, read_rows, stretch
 from traformer.layers import ThresholdRelativeAttention
 from traformer.models import TraformerForCausalLM
+from traformer.models.from_run import load_run
 from traformer.reports.stretch import short_length, stretch_markdown
 from traformer.tasks.base import Task
-from traformer.training.build import load_run
 from traformer.training.loop import train
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traformer.experiments import demo
-from traformer.experiments.sweep import run_sweep
+from traformer.sweeps.local import run_sweep
 
 
 @pytest.mark.slow

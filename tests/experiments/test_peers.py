@@ -8,8 +8,9 @@ import pytest
 
 from traformer.errors import RunError
 from traformer.experiments import copy_seeds, peers, peers_lr
-from traformer.training.build import build_model_config, build_task
-from traformer.training.run_folder import RunFolder
+from traformer.models.from_run import build_model_config
+from traformer.runs.folder import RunFolder
+from traformer.tasks import build_task
 
 
 def test_every_cell_can_be_built():

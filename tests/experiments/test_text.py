@@ -9,8 +9,8 @@ import pytest
 from traformer.errors import InputError
 from traformer.experiments import text
 from traformer.experiments.configs import CONFIGS, TEXT_PAPER, read_config
-from traformer.experiments.find import experiment_cells, find_experiment
 from traformer.models import TraformerConfig, TraformerForCausalLM
+from traformer.sweeps.find import experiment_cells, find_experiment
 
 
 def test_the_papers_language_model_has_the_stated_parameters() -> None:

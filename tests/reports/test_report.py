@@ -13,7 +13,7 @@ from traformer.reports.collect import collect, panels
 from traformer.reports.plot import _spread, accuracy_plot
 from traformer.reports.terminal import comparison_table
 from traformer.reports.write import write_report
-from traformer.training.run_folder import RunFolder
+from traformer.runs.folder import RunFolder
 
 
 def make_run(path, values, attention="tra", split="iid", **changes):
@@ -109,7 +109,7 @@ def test_commands_repeat_the_run(sweep, capsys):
     import shlex
 
     from traformer.commands import train as command_module
-    from traformer.training.config import RunConfig
+    from traformer.runs.config import RunConfig
 
     parser = argparse.ArgumentParser()
     command_module.add_arguments(parser)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traformer.errors import InputError, RunError
-from traformer.tasks import TASKS, Text, make_task, task_from_config
+from traformer.tasks import TASKS, Text, build_task
 from traformer.tasks.text import permuted, window_starts
 
 
@@ -86,8 +86,9 @@ def test_test_seeds_draw_from_the_validation_split(folder: Path) -> None:
 
 
 def test_settings_survive_a_config(folder: Path) -> None:
-    task = make_task("text", length=32, data=[str(folder)], tokenizer="bytes", separator=True)
-    assert task_from_config(task.to_config()) == task and hash(task) == hash(task_from_config(task.to_config()))
+    task = build_task("text", {"length": 32, "data": [str(folder)], "tokenizer": "bytes", "separator": True})
+    again = build_task("text", task.to_options())
+    assert again == task and hash(again) == hash(task)
     assert TASKS["text"] is Text
 
 

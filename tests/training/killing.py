@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from tests.training.tiny import tiny_config
-from traformer.training.config import RunConfig
-from traformer.training.run_folder import RunFolder
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
 
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["traformer.training.loop", "traformer.models"])

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from traformer.cli import leave
+from traformer.runs.config import RunConfig
 from traformer.training import loop
-from traformer.training.config import RunConfig
 
 original = loop._Run.train
 

@@ -13,11 +13,11 @@ from tests.training.killing import kill_at_random, last_step, start, start_comma
 from tests.training.test_loop import assert_same_run
 from tests.training.tiny import tiny_config
 from traformer.errors import RunError
-from traformer.training import checkpoint as checkpoints
+from traformer.runs import checkpoint as checkpoints
+from traformer.runs.folder import RunFolder
 from traformer.training.loop import train
-from traformer.training.run_folder import RunFolder
 
-CHECKPOINT = "traformer.training.checkpoint"
+CHECKPOINT = "traformer.runs.checkpoint"
 
 
 def test_twenty_kills_at_random_moments(tmp_path):
@@ -35,7 +35,7 @@ def test_twenty_kills_at_random_moments(tmp_path):
         ((CHECKPOINT, "sync_folder", 3), ".writing-step-8"),  # all is there, not yet renamed
         ((CHECKPOINT, "sync_folder", 4), "step-8"),  # renamed, the rename not yet durable
         ((CHECKPOINT, "rotate", 4), "step-12"),  # the new one is there, the oldest not yet deleted
-        (("traformer.training.run_folder", "write_atomically", 1), None),  # before config.yaml
+        (("traformer.runs.folder", "write_atomically", 1), None),  # before config.yaml
         (("traformer.training.loop", "seed_step", 1), None),  # before the first step
     ],
 )

@@ -9,11 +9,12 @@ from safetensors.torch import load_file
 
 from tests.training.tiny import tiny_config, without_dropout
 from traformer.errors import InputError, RunError
+from traformer.models.from_run import build_model, load_run
+from traformer.runs.folder import RunFolder
+from traformer.tasks import build_task
 from traformer.training import loop
-from traformer.training.build import build_model, build_task, load_run
 from traformer.training.loop import train
 from traformer.training.loss import AnswerLoss, step_seed
-from traformer.training.run_folder import RunFolder
 
 
 def tensors(path, step):

@@ -18,7 +18,7 @@ from tests.training.killing import last_step
 from tests.training.test_loop import metrics, tensors
 from tests.training.tiny import without_dropout
 from traformer.errors import InputError, TraformerError
-from traformer.training import checkpoint as checkpoints
+from traformer.runs import checkpoint as checkpoints
 from traformer.training.loop import first_example, per_process, train
 from traformer.training.parallel import Parallel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from traformer.training.config import RunConfig
+from traformer.runs.config import RunConfig
 
 
 def tiny_config(**changes: Any) -> RunConfig:

@@ -147,7 +147,7 @@ def from_run(folder: Path, length: int) -> tuple[Any, ...]:
     import torch
 
     from traformer.layers import threshold_relative as layer
-    from traformer.training.build import load_run
+    from traformer.models.from_run import load_run
 
     model, task, _, _ = load_run(folder, device="cpu")
     seen: list[tuple[Any, ...]] = []

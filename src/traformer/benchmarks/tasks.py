@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(label: str, batch_size: int, repeats: int) -> dict[str, Any]:
     """Median over `repeats` batches, each another stretch of the stream, after two that do not count."""
-    from traformer.tasks import make_task
+    from traformer.tasks import build_task
 
     name, settings = SETTINGS[label]
-    task = make_task(name, **settings)
+    task = build_task(name, settings)
     rates = []
     for batch_number in range(-2, repeats):
         start = (batch_number + 2) * batch_size

@@ -110,8 +110,8 @@ def main(args: argparse.Namespace) -> int:
 def write_rows(rows: Sequence[dict[str, Any]], file: Path) -> None:
     import torch
 
-    from traformer.training.files import write_atomically
-    from traformer.training.run_folder import versions
+    from traformer.runs.folder import versions
+    from traformer.storage import write_atomically
 
     about = {**versions(), "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
     write_atomically(file, json.dumps({"about": about, "rows": rows}, indent=1) + "\n")

@@ -35,7 +35,7 @@ def main(args: argparse.Namespace) -> None:
     from traformer.commands.evaluate import ShownWatcher
     from traformer.evaluation.diagnose import diagnose_run, summary
     from traformer.reports.diagnosis import diagnosis_table, plot_diagnosis
-    from traformer.training.files import write_atomically
+    from traformer.storage import write_atomically
 
     if args.threads:
         torch.set_num_threads(args.threads)

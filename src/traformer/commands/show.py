@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from traformer.training.build import build_task, length_setting
+    from traformer.tasks import build_task, length_setting
 
     options = dict(args.task_option)
     if args.length is not None:

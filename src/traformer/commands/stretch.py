@@ -71,8 +71,8 @@ def show(folder, runs: list[str]) -> None:
 
     from traformer.evaluation.stretch import read_rows
     from traformer.reports.stretch import plot_stretch, stretch_markdown, stretch_table
-    from traformer.training.files import write_atomically
-    from traformer.training.run_folder import versions
+    from traformer.runs.folder import versions
+    from traformer.storage import write_atomically
 
     rows = [row for row in read_rows(folder / "stretch.json") if row["run"] in runs]
     rows.sort(key=lambda row: (row["split"], row["size"], runs.index(row["run"])))

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from traformer.experiments.find import experiment_cells, find_experiment
+    from traformer.sweeps.find import experiment_cells, find_experiment
 
     module = find_experiment(args.experiment)
     out = args.out or f"runs/{Path(args.experiment).stem}"
@@ -43,12 +43,12 @@ def run_and_report(cells: list, out: str, jobs: int | None, title: str | None, r
 
     from rich.console import Console
 
-    from traformer.experiments.overview import Overview, duration
-    from traformer.experiments.ray_sweep import run_ray_sweep
-    from traformer.experiments.sweep import run_sweep
     from traformer.reports.collect import collect
     from traformer.reports.terminal import comparison_table
     from traformer.reports.write import write_report
+    from traformer.sweeps.local import run_sweep
+    from traformer.sweeps.overview import Overview, duration
+    from traformer.sweeps.ray import run_ray_sweep
 
     started = time.monotonic()
     with Overview() as view:

@@ -9,7 +9,7 @@ from typing import Any
 from traformer.commands.arguments import key_value, positive_int
 from traformer.errors import InputError
 from traformer.experiments.configs import read_config
-from traformer.training.config import DTYPES, RunConfig
+from traformer.runs.config import DTYPES, RunConfig
 
 # flag -> the TraformerConfig field it overrides
 _MODEL_FLAGS = {
@@ -106,7 +106,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def resumed_config(args: argparse.Namespace, given: dict[str, Any]) -> tuple[RunConfig, str]:
-    from traformer.training.run_folder import RunFolder
+    from traformer.runs.folder import RunFolder
 
     if not args.out:
         raise InputError("--resume needs --out: the run folder to go on with")
@@ -151,7 +151,7 @@ def _merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         kept = base.get(options, {}) if same_owner else {}
         merged[options] = {**kept, **given.get(options, {})}
     if _LENGTH in merged["task_options"]:
-        from traformer.training.build import length_setting
+        from traformer.tasks import length_setting
 
         merged["task_options"][length_setting(merged.get("task", RunConfig.task))] = merged["task_options"].pop(_LENGTH)
     return merged

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from traformer.models import memory
 from traformer.tasks.base import Split
-from traformer.training import memory
 
 # Enough for every core to be busy; larger batches only leave the caches.
 CPU_BATCH_TOKENS = 16_384

@@ -12,14 +12,14 @@ from torch import nn
 from traformer.errors import InputError
 from traformer.evaluation.batches import batch_sizes
 from traformer.evaluation.watcher import Watcher
+from traformer.models.from_run import load_run
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
 from traformer.tasks.base import Batch, Split, Task
 from traformer.tasks.metrics import Proportion, Scores, Tally, score
 from traformer.tasks.overlaps import overlap
 from traformer.tasks.text import Text
-from traformer.training.build import load_run
-from traformer.training.config import RunConfig
 from traformer.training.loss import answer_logits
-from traformer.training.run_folder import RunFolder
 
 Row = dict[str, Any]
 # Counting the test examples that training has shown means drawing all of training again; done by itself up to this.

@@ -32,11 +32,11 @@ from torch import Tensor, nn
 from traformer.errors import InputError
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
+from traformer.models.from_run import load_run
 from traformer.ops.eager import content_scores
+from traformer.runs.checkpoint import all_checkpoints
+from traformer.runs.folder import RunFolder
 from traformer.tasks.base import NO_SOURCE, Batch, Split, Task
-from traformer.training.build import load_run
-from traformer.training.checkpoint import all_checkpoints
-from traformer.training.run_folder import RunFolder
 
 Row = dict[str, Any]
 _LEAST_WEIGHT = 1e-30  # what a weight counts as at least, so that it has a logarithm

@@ -135,7 +135,7 @@ def generate_from_run(
     run: str | Path, prompt: str, *, device: str = "auto", step: int | None = None, **kwargs: Any
 ) -> Generation:
     """`generate_text` with the model and task of a run folder's newest checkpoint, or of the step asked for."""
-    from traformer.training.build import load_run
+    from traformer.models.from_run import load_run
 
     model, task, _, _ = load_run(run, device=device, step=step)
     return generate_text(model, task, prompt, **kwargs)

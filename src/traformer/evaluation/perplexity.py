@@ -23,10 +23,10 @@ from traformer.errors import InputError
 from traformer.evaluation.batches import batch_sizes
 from traformer.evaluation.watcher import Watcher
 from traformer.models.loss import token_losses
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
 from traformer.tasks.base import Split, length_label
 from traformer.tasks.text import TOKENIZER_FOLDER, Text
-from traformer.training.config import RunConfig
-from traformer.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from traformer.data import TokenizedText

@@ -20,13 +20,13 @@ from torch import Tensor
 from traformer.errors import InputError, RunError
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import ATTENTIONS, ThresholdRelativeAttention
+from traformer.models import memory
 from traformer.models.checks import cache_bytes
+from traformer.models.from_run import load_run
+from traformer.runs.config import RunConfig
+from traformer.storage import write_atomically
 from traformer.tasks.base import Split, Task
 from traformer.tasks.metrics import Scores, Tally
-from traformer.training import memory
-from traformer.training.build import load_run
-from traformer.training.config import RunConfig
-from traformer.training.files import write_atomically
 
 Row = dict[str, Any]
 CHUNK = 4096

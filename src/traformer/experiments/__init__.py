@@ -1,4 +1,4 @@
-"""Experiments: Python lists of cells, and the sweep that runs them. Loads without torch."""
+"""Experiments: Python lists of cells for `tra sweep`. Loads without torch."""
 
 from __future__ import annotations
 

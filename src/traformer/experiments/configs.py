@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from traformer.errors import unknown_name
-from traformer.training.config import RunConfig
+from traformer.runs.config import RunConfig
 
 # The paper's language model: medium, window 128, batch 64, 100,000 steps, GPT-2's vocabulary. Its learning rate is not
 # published; 3e-4 is our choice. TRA has 72,500,800 parameters, 51,463,168 of them in the two vocabulary matrices.

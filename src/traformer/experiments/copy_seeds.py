@@ -9,7 +9,7 @@ The setting of the `peers` table with three times its steps; the second command 
 from __future__ import annotations
 
 from traformer.experiments import peers
-from traformer.experiments.cell import Cell
+from traformer.sweeps.cell import Cell
 
 TITLE = "Copy: four seeds of TRA, of its recipe and of RoPE"
 METHODS = ("tra", "tra_plus", "rope")

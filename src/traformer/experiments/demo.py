@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from traformer.experiments.cell import Cell
-from traformer.training.config import RunConfig
+from traformer.runs.config import RunConfig
+from traformer.sweeps.cell import Cell
 
 TITLE = "Trained short, tested long: TRA and RoPE in the same decoder"
 

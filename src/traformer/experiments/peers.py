@@ -16,9 +16,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from traformer.experiments.cell import Cell
 from traformer.layers.named import ABLATIONS, EXTENSIONS
-from traformer.training.config import RunConfig
+from traformer.runs.config import RunConfig
+from traformer.sweeps.cell import Cell
 
 TITLE = "TRA, its ablations, its extensions and its peers in the same decoder"
 

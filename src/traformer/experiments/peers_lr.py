@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from traformer.errors import RunError
-from traformer.experiments.cell import Cell
 from traformer.experiments.peers import LEARNING_RATES_FILE, METHODS, TASKS
-from traformer.training.files import write_atomically
-from traformer.training.run_folder import RunFolder
+from traformer.runs.folder import RunFolder
+from traformer.storage import write_atomically
+from traformer.sweeps.cell import Cell
 
 TITLE = "Learning rates for the table of peers"
 RATES = (2e-3, 5e-3)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from traformer.experiments.cell import Cell
 from traformer.experiments.configs import TEXT_SMALL
+from traformer.sweeps.cell import Cell
 
 TITLE = "Perplexity by window: trained at 128 tokens"
 ATTENTIONS = ("tra", "rope", "alibi", "nope", "fot", "tra_straight_through", "tra_plus")

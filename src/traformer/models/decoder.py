@@ -12,8 +12,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNorm
 from traformer.models.card import model_card
 from traformer.models.config import TraformerConfig
+from traformer.models.initialization import start_linear
 from traformer.models.saving import SavedModel
-from traformer.models.start import start_linear
 from traformer.models.trunk import Trunk
 from traformer.ops.elementwise import dropout, gated_silu
 

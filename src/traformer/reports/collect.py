@@ -11,9 +11,9 @@ from typing import Any
 
 from traformer.errors import RunError
 from traformer.evaluation.table import size
-from traformer.experiments.cell import eval_command, train_command
-from traformer.training.config import RunConfig, read_yaml
-from traformer.training.run_folder import RunFolder
+from traformer.runs.config import RunConfig, read_yaml
+from traformer.runs.folder import RunFolder
+from traformer.sweeps.cell import eval_command, train_command
 
 Row = dict[str, Any]
 # How methods are written in prose; any other is shown under its own name.

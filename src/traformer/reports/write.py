@@ -15,7 +15,7 @@ from traformer.reports.many import drawn, html_many, is_many, markdown_many, sha
 from traformer.reports.plot import accuracy_plot, legend
 from traformer.reports.style import STYLE
 from traformer.reports.table import by_length, point_text, series_names
-from traformer.training.files import write_atomically
+from traformer.storage import write_atomically
 
 
 def write_report(runs: Sequence[Run], out: str | Path, title: str | None = None) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from traformer.errors import InputError, unknown_name
+from traformer.errors import unknown_name
 from traformer.tasks.base import Batch, Split, Task, parse_lengths
 from traformer.tasks.copy import Copy
 from traformer.tasks.flip_flop import FlipFlop
@@ -30,29 +30,26 @@ __all__ = [
     "Split",
     "Task",
     "Text",
-    "make_task",
+    "build_task",
+    "length_setting",
     "overlap",
     "parse_lengths",
-    "task_from_config",
+    "task_class",
 ]
 
 
-def make_task(name: str, length: int | None = None, **settings: Any) -> Task:
-    """A task by name; `length` is the longest training length in the task's own unit."""
+def task_class(name: str) -> type[Task]:
+    """The class of a task by name."""
     if name not in TASKS:
         raise unknown_name("task", name, TASKS)
-    if length is not None:
-        setting = TASKS[name].length_setting
-        if setting in settings:
-            raise InputError(f"length and {setting} are the same setting of {name}; give one of them")
-        settings[setting] = length
-    return TASKS[name].from_config(settings)
+    return TASKS[name]
 
 
-def task_from_config(config: Mapping[str, Any]) -> Task:
-    """The task of a run's config, as written by `Task.to_config`."""
-    if "name" not in config:
-        raise InputError("the task's config has no 'name'; it must name one of the tasks " + ", ".join(TASKS))
-    if config["name"] not in TASKS:
-        raise unknown_name("task", config["name"], TASKS)
-    return TASKS[config["name"]].from_config(config)
+def length_setting(name: str) -> str:
+    """The name of the task's option that `--length` stands for."""
+    return task_class(name).length_setting
+
+
+def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+    """A task by name, with its options as a run's config holds them."""
+    return task_class(name).from_options(options or {})

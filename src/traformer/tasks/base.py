@@ -248,21 +248,18 @@ class Task(ABC):
         """The names of the constructor's settings."""
         return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
-    def to_config(self) -> dict[str, Any]:
-        """The task's name and settings as plain values, for a run's config.yaml."""
+    def to_options(self) -> dict[str, Any]:
+        """The task's settings as plain values, as a run's config.yaml holds them."""
         settings = {name: getattr(self, name) for name in self.setting_names()}
-        return {"name": self.name, **{k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Task:
-        """The inverse of `to_config` for this class."""
-        settings = {key: value for key, value in config.items() if key != "name"}
-        if config.get("name", cls.name) != cls.name:
-            raise InputError(f"config is of task {config['name']!r}, not of {cls.name!r}; use task_from_config")
-        for key in settings:
-            if key not in cls.setting_names():
-                raise unknown_name(f"{cls.name} setting", key, cls.setting_names())
-        return cls(**settings)
+    def from_options(cls, options: Mapping[str, Any]) -> Task:
+        """The inverse of `to_options`."""
+        for name in options:
+            if name not in cls.setting_names():
+                raise unknown_name(f"{cls.name} setting", name, cls.setting_names())
+        return cls(**options)
 
 
 # Lengths --------------------------------------------------------------------------------------------------------

@@ -7,21 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 # Looked up on first use, so that reading a config does not load torch.
 _LAZY = {
-    "RunConfig": "traformer.training.config",
-    "RunFolder": "traformer.training.run_folder",
-    "build_model": "traformer.training.build",
-    "build_task": "traformer.training.build",
-    "load_run": "traformer.training.build",
+    "RunConfig": "traformer.runs.config",
+    "RunFolder": "traformer.runs.folder",
+    "build_model": "traformer.models.from_run",
+    "build_task": "traformer.tasks",
+    "load_run": "traformer.models.from_run",
     "train": "traformer.training.loop",
 }
 
 __all__ = list(_LAZY)
 
 if TYPE_CHECKING:
-    from traformer.training.build import build_model, build_task, load_run  # noqa: F401
-    from traformer.training.config import RunConfig  # noqa: F401
+    from traformer.models.from_run import build_model, load_run  # noqa: F401
+    from traformer.runs.config import RunConfig  # noqa: F401
+    from traformer.runs.folder import RunFolder  # noqa: F401
+    from traformer.tasks import build_task  # noqa: F401
     from traformer.training.loop import train  # noqa: F401
-    from traformer.training.run_folder import RunFolder  # noqa: F401
 
 
 def __getattr__(name: str) -> Any:

@@ -17,12 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from traformer.errors import InputError, RunError
-from traformer.tasks import Task
-from traformer.training import checkpoint as checkpoints
-from traformer.training import memory
-from traformer.training.build import build_model, build_model_config, build_task, load_weights
-from traformer.training.config import RunConfig
-from traformer.training.files import is_disk_full
+from traformer.models import memory
+from traformer.models.from_run import build_model, build_model_config, load_weights
+from traformer.runs import checkpoint as checkpoints
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
+from traformer.storage import is_disk_full
+from traformer.tasks import Task, build_task
 from traformer.training.loss import AnswerLoss, seed_step
 from traformer.training.optimizer import (
     build_optimizer,
@@ -32,7 +33,6 @@ from traformer.training.optimizer import (
 )
 from traformer.training.parallel import Parallel, whole
 from traformer.training.progress import TrainingProgress
-from traformer.training.run_folder import RunFolder
 from traformer.training.schedule import learning_rate
 from traformer.training.stop import Interrupted, StopRequest
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from traformer.errors import RunError
-from traformer.training.config import RunConfig
+from traformer.runs.config import RunConfig
 from traformer.training.parallel import Parallel, shard_like, whole
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from traformer.devices import choose_device
 from traformer.errors import InputError, TraformerError, unknown_name
 
 KINDS = ("ddp", "fsdp")
@@ -104,24 +105,6 @@ class Parallel:
     def stop(self) -> None:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto` is a GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"device {name!r} is not one that torch knows; try cpu or cuda") from None
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise InputError(
-                f"device {name!r} was asked for, but torch sees no CUDA device; leave device at auto or cpu"
-            )
-        device = torch.device("cuda", local_rank if device.index is None else device.index)
-        torch.cuda.set_device(device)
-    return device
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNorm, rms_norm
-from traformer.models.start import start_bias, start_linear
+from traformer.models.initialization import start_bias, start_linear
 from traformer.ops.alibi import alibi_slopes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

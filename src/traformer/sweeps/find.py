@@ -9,7 +9,7 @@ from types import ModuleType
 
 from traformer.errors import InputError, unknown_name
 from traformer.experiments import EXPERIMENTS
-from traformer.experiments.cell import Cell
+from traformer.sweeps.cell import Cell
 
 
 def find_experiment(name: str) -> ModuleType:

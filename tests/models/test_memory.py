@@ -4,14 +4,15 @@ import pytest
 
 from tests.training.tiny import tiny_config
 from traformer.errors import InputError
-from traformer.training.build import build_model, build_task
-from traformer.training.memory import available_memory, check_fits, memory_need
+from traformer.models.from_run import build_model
+from traformer.models.memory import available_memory, check_fits, memory_need
+from traformer.tasks import build_task
 
 
 def need_of(training=True, length=64, **changes):
     config = tiny_config(**changes)
     task = build_task(config.task, config.task_options)
-    from traformer.training.build import build_model_config
+    from traformer.models.from_run import build_model_config
 
     return memory_need(build_model_config(config, task), length, training=training)
 

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from traformer.errors import InputError, RunError, unknown_name
-from traformer.training import checkpoint as checkpoints
-from traformer.training.config import RunConfig
-from traformer.training.run_folder import RunFolder
+from traformer.runs import checkpoint as checkpoints
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
+from traformer.tasks import build_task
 
 if TYPE_CHECKING:
     from torch import nn
 
     from traformer.models import TraformerConfig, TraformerForCausalLM
     from traformer.tasks import Task
-
-
-def task_class(name: str) -> type[Task]:
-    from traformer.tasks import TASKS
-
-    if name not in TASKS:
-        raise unknown_name("task", name, TASKS)
-    return TASKS[name]
-
-
-def length_setting(task: str) -> str:
-    """The name of the task's option that `--length` stands for."""
-    return task_class(task).length_setting
-
-
-def build_task(name: str, options: Mapping[str, Any]) -> Task:
-    return task_class(name).from_config(dict(options))
 
 
 def build_model_config(config: RunConfig, task: Task) -> TraformerConfig:
@@ -76,8 +60,8 @@ def load_run(
     """Model (in eval mode), task, config and step of a run's newest whole checkpoint, or of the step asked for."""
     from torch import nn
 
+    from traformer.devices import choose_device
     from traformer.models import TraformerConfig, TraformerForCausalLM
-    from traformer.training.parallel import choose_device
 
     folder = RunFolder.open(path)
     config = folder.read_config()

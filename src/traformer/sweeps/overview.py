@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from traformer.experiments.sweep import CellState, SweepView
+from traformer.sweeps.local import CellState, SweepView
 
 PLAIN_SECONDS = 30.0
 _STYLE = {"done": "green", "skipped": "green", "failed": "red", "running": "cyan", "stopped": "yellow"}

@@ -12,12 +12,12 @@ from tests.training.test_loop import assert_same_run
 from tests.training.tiny import tiny_config
 from traformer.errors import InputError
 from traformer.experiments import demo
-from traformer.experiments.cell import Cell, is_done, run_cell
-from traformer.experiments.find import experiment_cells, find_experiment
-from traformer.experiments.overview import duration, time_left
-from traformer.experiments.sweep import plan, run_sweep
+from traformer.runs.folder import RunFolder
+from traformer.sweeps.cell import Cell, is_done, run_cell
+from traformer.sweeps.find import experiment_cells, find_experiment
+from traformer.sweeps.local import plan, run_sweep
+from traformer.sweeps.overview import duration, time_left
 from traformer.training.loop import train
-from traformer.training.run_folder import RunFolder
 
 
 def cell(name="a", **changes):
@@ -89,7 +89,7 @@ def test_stopping_a_sweep_saves_its_cells_and_leaves_no_process(tmp_path):
     file = tmp_path / "long.py"
     file.write_text(
         "from tests.training.tiny import tiny_config\n"
-        "from traformer.experiments.cell import Cell\n"
+        "from traformer.sweeps.cell import Cell\n"
         "def cells(): return [Cell('a', tiny_config(steps=1_000_000, save_every=1_000_000), '12', 5)]\n"
     )
     command = [sys.executable, "-m", "traformer", "sweep", str(file), "--out", str(tmp_path / "out")]
@@ -129,7 +129,7 @@ def test_demo_compares_like_with_like():
         assert len(pair) == 2
         assert pair[0].config.replace(attention="x") == pair[1].config.replace(attention="x")
         longest = max(int(part) for part in pair[0].lengths.split(","))
-        from traformer.training.build import build_task
+        from traformer.tasks import build_task
 
         assert longest >= 8 * build_task(task, pair[0].config.task_options).length_range[1]
 

@@ -7,7 +7,7 @@ import yaml
 
 from tests.training.tiny import tiny_config
 from traformer.errors import InputError, RunError
-from traformer.training.config import RunConfig
+from traformer.runs.config import RunConfig
 
 
 def test_yaml_round_trip(tmp_path):

@@ -1,6 +1,6 @@
 """One cell of a sweep: a run to train and the lengths to measure it at. `run_cell` does what is not yet done of it.
 
-As a program, `python -m traformer.experiments.cell SPEC FOLDER`, it is the process that a sweep starts for a cell.
+As a program, `python -m traformer.sweeps.cell SPEC FOLDER`, it is the process that a sweep starts for a cell.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from traformer.errors import RunError
-from traformer.training import checkpoint as checkpoints
-from traformer.training.build import build_task
-from traformer.training.config import RunConfig
-from traformer.training.run_folder import RunFolder
+from traformer.runs import checkpoint as checkpoints
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
+from traformer.tasks import build_task
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def eval_command(folder: str | Path, lengths: str | None, examples: int) -> str:
 def main(argv: list[str]) -> int:
     """SPEC is a JSON file of `Cell.to_dict`."""
     from traformer.errors import TraformerError
-    from traformer.experiments.processes import die_with_parent
+    from traformer.sweeps.processes import die_with_parent
 
     spec, folder = argv
     die_with_parent()

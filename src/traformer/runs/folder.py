@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from traformer.errors import RunError
-from traformer.training.config import RunConfig
-from traformer.training.files import write_atomically
+from traformer.runs.config import RunConfig
+from traformer.storage import write_atomically
 
 
 class RunFolder:

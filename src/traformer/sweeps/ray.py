@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from traformer.errors import InputError, RunError, TraformerError
-from traformer.experiments.cell import Cell, run_cell
-from traformer.experiments.sweep import KILLED_RETRIES, CellState, SweepView, plan
+from traformer.sweeps.cell import Cell, run_cell
+from traformer.sweeps.local import KILLED_RETRIES, CellState, SweepView, plan
 
 SMALL_FILES = ("config.yaml", "metrics.jsonl", "results.json")
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from traformer.errors import RunError
-from traformer.training import checkpoint as checkpoints
+from traformer.runs import checkpoint as checkpoints
 
 
 def write(folder, step, keep=10, text="weights"):

@@ -13,8 +13,8 @@ import pytest
 from tests.training.killing import last_step
 from tests.training.test_loop import assert_same_run
 from tests.training.tiny import tiny_config
-from traformer.experiments.cell import Cell
-from traformer.experiments.ray_sweep import run_ray_sweep
+from traformer.sweeps.cell import Cell
+from traformer.sweeps.ray import run_ray_sweep
 from traformer.training.loop import train
 
 pytestmark = pytest.mark.ray

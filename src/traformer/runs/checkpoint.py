@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from traformer.errors import RunError
-from traformer.training.files import is_disk_full, sync_file, sync_folder
+from traformer.storage import is_disk_full, sync_file, sync_folder
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from traformer.errors import InputError, RunError, TraformerError
-from traformer.experiments.cell import Cell, is_done
-from traformer.training.files import write_atomically
-from traformer.training.run_folder import RunFolder
+from traformer.runs.folder import RunFolder
+from traformer.storage import write_atomically
+from traformer.sweeps.cell import Cell, is_done
 
 PROCESS_MEMORY = 700 * 2**20  # of a process that has loaded torch and transformers
 KILLED_RETRIES = 3  # a cell whose process was killed goes on this many times within one sweep
@@ -75,8 +75,9 @@ class SweepView:
 
 def plan(cells: Sequence[Cell], out: str | Path) -> list[CellState]:
     """The cells' states before anything runs. A cell that cannot be built is failed already, with its sentence."""
-    from traformer.training.build import build_model_config, build_task
-    from traformer.training.memory import memory_need
+    from traformer.models.from_run import build_model_config
+    from traformer.models.memory import memory_need
+    from traformer.tasks import build_task
 
     names = [cell.name for cell in cells]
     if len(set(names)) != len(names):
@@ -114,7 +115,7 @@ def run_sweep(
     cells: Sequence[Cell], out: str | Path, jobs: int | None = None, view: SweepView | None = None
 ) -> list[CellState]:
     """Run all cells that are not done; returns every cell's state. Ctrl-C and SIGTERM stop them all, saved."""
-    from traformer.training.memory import available_memory
+    from traformer.models.memory import available_memory
 
     view = view or SweepView()
     out = Path(out)
@@ -167,7 +168,7 @@ def _start(state: CellState, out: Path) -> None:
     log = out / "logs" / f"{state.cell.name}.log"
     with open(log, "ab") as handle:
         state.process = subprocess.Popen(
-            [sys.executable, "-m", "traformer.experiments.cell", str(spec), str(state.folder.path)],
+            [sys.executable, "-m", "traformer.sweeps.cell", str(spec), str(state.folder.path)],
             stdout=handle,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

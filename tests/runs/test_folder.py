@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.tiny import tiny_config
 from traformer.errors import RunError
-from traformer.training.run_folder import RunFolder
+from traformer.runs.folder import RunFolder
 
 
 def started(path):
@@ -54,7 +54,7 @@ def test_not_a_run(tmp_path):
 def test_second_process_is_refused_and_a_killed_one_lets_go(tmp_path):
     code = (
         "import sys, time\n"
-        "from traformer.training.run_folder import RunFolder\n"
+        "from traformer.runs.folder import RunFolder\n"
         f"with RunFolder({str(tmp_path)!r}).lock():\n"
         "    print('held', flush=True); time.sleep(60)\n"
     )

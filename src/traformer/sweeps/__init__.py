@@ -1,0 +1,1 @@
+"""Many runs: cells, the local processes or the Ray cluster that run them, and the view of their progress."""
