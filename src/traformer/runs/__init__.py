@@ -1,0 +1,1 @@
+"""What commands hand one another: a run's config, folder, checkpoints and measurements."""
