@@ -410,6 +410,7 @@ static int backward_blocks(Call& c) {
   if (!failed) {
 #pragma omp parallel num_threads(p.threads)
     {
+      DenormalMode flush(true);
       float* memory = workspace.take(BackwardSpace::floats(c.D));
       if (!memory) {
 #pragma omp atomic write
@@ -428,17 +429,21 @@ static int backward_blocks(Call& c) {
   }
   if (!failed && slabs) {
     const int64_t blocks = c.blocks;
-#pragma omp parallel for num_threads(p.threads) schedule(static)
-    for (int64_t i = 0; i < heads * blocks; i++) {
-      const int64_t head = i / blocks, j0 = i % blocks * KB, j1 = least<int64_t>(c.visible, j0 + KB);
-      const BackwardTask& own = tasks[head * parts];
-      for (int part = 1; part < parts; part++) {
-        const BackwardTask& t = tasks[head * parts + part];
-        for (int64_t j = most(j0, t.base); j < least(j1, t.base + t.keys); j++)
-          for (int d = 0; d < c.D; d++) {
-            own.dk[j * own.dk_stride + d] += t.dk[(j - t.base) * c.D + d];
-            own.dv[j * own.dv_stride + d] += t.dv[(j - t.base) * c.D + d];
-          }
+#pragma omp parallel num_threads(p.threads)
+    {
+      DenormalMode flush(true);
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < heads * blocks; i++) {
+        const int64_t head = i / blocks, j0 = i % blocks * KB, j1 = least<int64_t>(c.visible, j0 + KB);
+        const BackwardTask& own = tasks[head * parts];
+        for (int part = 1; part < parts; part++) {
+          const BackwardTask& t = tasks[head * parts + part];
+          for (int64_t j = most(j0, t.base); j < least(j1, t.base + t.keys); j++)
+            for (int d = 0; d < c.D; d++) {
+              own.dk[j * own.dk_stride + d] += t.dk[(j - t.base) * c.D + d];
+              own.dv[j * own.dv_stride + d] += t.dv[(j - t.base) * c.D + d];
+            }
+        }
       }
     }
   }

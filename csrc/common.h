@@ -10,6 +10,9 @@ constexpr int PANELS = ROWS / G;
 constexpr int MR = TRA_REGISTERS >= 32 ? 8 : 6;  // rows of accumulators in the micro-kernel
 constexpr float LOG2E = 1.44269504088896340736f;
 constexpr double LN2 = 0.69314718055994530942;
+// Scores this near to the threshold are rechecked whatever the norms: 256 sums may each have flushed up to 2^-126.
+constexpr float LEAST_BAND = 0x1p-118f;
+constexpr float LEAST_NORM = 0x1p-50f;  // in place of a smaller |q| scale or |k|, whose channels may all be read as 0
 constexpr float INF = __builtin_inff();
 constexpr float NOT_A_NUMBER = __builtin_nanf("");
 
@@ -24,8 +27,9 @@ INLINE uint32_t float_to_bits(float x) { uint32_t r; __builtin_memcpy(&r, &x, 4)
 
 INLINE float half_to_float(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
-  float x = bits_to_float(rest << 13) * bits_to_float(0x77800000u);  // times 2^112: the exponents' biases differ by that
-  uint32_t bits = float_to_bits(x);
+  uint32_t bits = (rest << 13) + (112u << 23);                       // the exponents' biases differ by 112
+  uint32_t subnormal = float_to_bits((float)(int32_t)rest * 0x1p-24f);
+  bits = rest < 0x400u ? subnormal : bits;                           // normal as fp32: not flushed
   bits = rest >= 0x7c00u ? bits | 0x7f800000u : bits;                // inf and NaN
   return bits_to_float(bits | sign);
 }
@@ -361,7 +365,7 @@ INLINE float norm_above(const float* x, int D) {
 static void fill_lane(const Call& c, Lanes& s, int lane, int64_t b, int64_t h, int64_t t, const float* q) {
   const TraProblem& p = *c.p;
   int64_t flat = (b * p.query_heads + h) * p.queries + t;
-  float norm = norm_above(q, c.D) * (float)(p.scale * LOG2E * 1.00001);
+  float norm = most(norm_above(q, c.D) * (float)(p.scale * LOG2E * 1.00001), LEAST_NORM);
   float g = p.log_decay[flat];
   s.decay_bad[lane] = !finite(g);
   if (s.decay_bad[lane]) g = 0;
@@ -385,6 +389,14 @@ static void fill_lane(const Call& c, Lanes& s, int lane, int64_t b, int64_t h, i
 
 // ---- scores of a tile ----------------------------------------------------------------------------------------------
 
+// q . k in fp64 and in channel order, denormal channels included
+NOINLINE double exact_dot(const float* q, const float* k, int D) {
+  DenormalMode keep(false);
+  double dot = 0;
+  for (int e = 0; e < D; e++) dot += (double)q[e] * (double)k[e];
+  return dot;
+}
+
 // The decision made canonical: recompute in fp64, in order, and move the score to the side of the threshold it belongs to.
 NOINLINE void recheck(const Lanes& s, int lane0, const float* q_rows, const float* keys, int64_t stride, int n,
                                               float* tile, float norm, int D, double scale) {
@@ -392,11 +404,8 @@ NOINLINE void recheck(const Lanes& s, int lane0, const float* q_rows, const floa
     for (int i = 0; i < G; i++) {
       int lane = lane0 + i;
       float x = tile[j * G + i], t = s.threshold[lane];
-      if (lane >= s.n || !(__builtin_fabsf(x - t) <= s.band[lane] * norm)) continue;
-      const float *q = q_rows + (int64_t)lane * D, *k = keys + j * stride;
-      double dot = 0;
-      for (int e = 0; e < D; e++) dot += (double)q[e] * (double)k[e];
-      if (dot * scale > s.threshold64[lane]) {
+      if (lane >= s.n || !(__builtin_fabsf(x - t) <= s.band[lane] * norm + LEAST_BAND)) continue;
+      if (exact_dot(q_rows + (int64_t)lane * D, keys + j * stride, D) * scale > s.threshold64[lane]) {
         if (!(x > t)) tile[j * G + i] = t + most(__builtin_fabsf(t) * 0x1p-22f, 1e-36f);
       } else if (x > t) {
         tile[j * G + i] = t;
@@ -410,7 +419,7 @@ NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const f
   vf t[NV], band[NV];
   for (int i = 0; i < NV; i++) {
     t[i] = load(s.threshold + lane0 + i * W);
-    band[i] = load(s.band + lane0 + i * W) * norm;
+    band[i] = load(s.band + lane0 + i * W) * norm + LEAST_BAND;
   }
   vi below = splat((int32_t)-1);  // sign bit: every difference so far is negative
   for (int j = 0, step; j < n; j += step) {
@@ -584,11 +593,15 @@ static void describe_head(const Call& c, int64_t b, int64_t hk) {
 static void describe_all_keys(const Call& c) {
   const TraProblem* p = c.p;
   const int64_t heads = p->batch * p->key_heads, total = heads * c.blocks;
-#pragma omp parallel for num_threads(p->threads) schedule(static)
-  for (int64_t i = 0; i < total; i++) {
+#pragma omp parallel num_threads(p->threads)
+  {
+    DenormalMode flush(true);
     alignas(64) float scratch[256];
-    int64_t head = i / c.blocks;
-    describe_keys(c, head / p->key_heads, head % p->key_heads, (int)(i % c.blocks), scratch);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < total; i++) {
+      int64_t head = i / c.blocks;
+      describe_keys(c, head / p->key_heads, head % p->key_heads, (int)(i % c.blocks), scratch);
+    }
   }
   for (int64_t head = 0; head < heads; head++) accumulate_facts(c, head / p->key_heads, head % p->key_heads);
 }

@@ -114,7 +114,7 @@ INLINE bool block_is_below(const Call& c, const Query& q, const float* scaled, i
   float best = 0;
   for (int l = 0; l < P8; l++) best += sum[l];
   // Rounding: each product is at most |q| times the largest |k|, so the sum errs by less than 16 recheck bands (D <= 256).
-  float margin = 16.f * q.band * p.index_norm[head * (1 + p.index_stride) + 1 + block];
+  float margin = 16.f * (q.band * most(p.index_norm[head * (1 + p.index_stride) + 1 + block], LEAST_NORM) + LEAST_BAND);
   return best + margin <= q.threshold;
 }
 
@@ -141,10 +141,10 @@ static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, float b
     const float* keys = rows_f32(p.dtype, p.k, q.b, q.hk, j0, n, D, w.keys, &stride);
     dot_rows(w.scaled, keys, stride, n, D, w.scores);
     float norm = 0;
-    if (p.index_block) norm = p.index_norm[(q.b * p.key_heads + q.hk) * (1 + p.index_stride) + 1 + block];
+    if (p.index_block) norm = most(p.index_norm[(q.b * p.key_heads + q.hk) * (1 + p.index_stride) + 1 + block], LEAST_NORM);
     else
       for (int j = 0; j < n; j++) norm = most(norm, norm_above(keys + j * stride, D));
-    const float band = q.band * norm;
+    const float band = q.band * norm + LEAST_BAND;
     const int from = most(q.first - j0, 0), to = least(n, q.last + 1 - j0);  // keys the row sees, padding apart
     for (int j = from; j < to; j++) {
       const float s = w.scores[j];
@@ -155,9 +155,7 @@ static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, float b
         w.scores[j] = most(q.threshold, 0.f) + 1.f;
         continue;
       }
-      double dot = 0;
-      for (int e = 0; e < D; e++) dot += (double)w.q[e] * (double)keys[j * stride + e];
-      if (dot * p.scale > q.threshold64) w.scores[j] = most(s, q.threshold + most(__builtin_fabsf(q.threshold) * 0x1p-22f, 1e-36f));
+      if (exact_dot(w.q, keys + j * stride, D) * p.scale > q.threshold64) w.scores[j] = most(s, q.threshold + most(__builtin_fabsf(q.threshold) * 0x1p-22f, 1e-36f));
       else w.scores[j] = least(s, q.threshold);
     }
     if (__builtin_expect(padding != nullptr, 0))
@@ -235,7 +233,7 @@ static void describe_query(const Call& c, int64_t i, const float* key_norms, Que
   q.inverse = g < 0 ? 1.00001f / -__builtin_expm1f(g) : INF;
   q.threshold64 = p.threshold ? p.threshold[i] : p.threshold_value;
   q.threshold = (float)(q.threshold64 * LOG2E);
-  q.norm = norm_above(w.q, c.D) * (float)(p.scale * LOG2E * 1.00001);
+  q.norm = most(norm_above(w.q, c.D) * (float)(p.scale * LOG2E * 1.00001), LEAST_NORM);
   q.band = q.norm * (float)(c.D * 0x1p-22);
   const int64_t head = q.b * p.key_heads + q.hk;
   q.upper = INF;
@@ -327,6 +325,7 @@ static int decode(Call& c) {
   if (unsettled && !failed) {
 #pragma omp parallel num_threads(p.threads) if (c.visible * queries > 512)
     {
+      DenormalMode flush(true);
       DecodeSpace* w = (DecodeSpace*)workspace.take(sizeof(DecodeSpace) / sizeof(float));
       if (!w) {
 #pragma omp atomic write

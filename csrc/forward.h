@@ -250,6 +250,7 @@ static int forward_blocks(Call& c) {
   int failed = 0;
 #pragma omp parallel num_threads(p.threads)
   {
+    DenormalMode flush(true);
     float* memory = workspace.take(ForwardSpace::floats(c.D) + sizeof(ForwardSpace) / 4 + 64);
     auto run = [&](ForwardSpace& w, int64_t head, int64_t block) {
       int64_t t0 = block * c.rows;

@@ -13,6 +13,7 @@
 
 namespace {
 #include "vector.h"
+#include "denormals.h"
 #include "common.h"
 static thread_local Workspace workspace;
 #include "forward.h"
@@ -33,6 +34,7 @@ static int rows_per_block(const TraProblem* p, int large_from, int largest_from)
 
 extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
+  DenormalMode flush(true);
   Call c;
   prepare(c, p);
   if (p->queries <= DECODE_QUERIES && !(p->surrogate_width > 0)) return decode(c);
@@ -42,6 +44,7 @@ extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
 
 extern "C" int JOIN(tra_backward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
+  DenormalMode flush(true);
   Call c;
   prepare(c, p);
   c.rows = rows_per_block(p, 1024, 4096);

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.ops.cases import make, oracle, run
+from tests.ops.cases import assert_all_close, make, oracle, run
 from traformer.errors import InputError
-from traformer.ops import KeyIndex, attention_stats, threshold_relative_attention
+from traformer.ops import KeyIndex, attention_map, attention_stats, threshold_relative_attention
 from traformer.ops.threshold_relative import cpu
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
@@ -214,3 +214,82 @@ def test_workspace_does_not_grow_with_length():
     step()
     tensor = length * width * 4 // 1024
     assert held("VmHWM") - before < 10 * tensor + 4096  # KiB; T x T floats would be a million
+
+
+def _usable_sets():
+    return [name for name, usable in cpu.instruction_sets().items() if usable]
+
+
+def _products_that_underflow():
+    """The bits of 1e-40, computed by every thread of torch's pool; 0 in those that flush denormal numbers."""
+    return (torch.full((1 << 20,), 1e-30) * 1e-10).view(torch.int32)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("isa", _usable_sets())
+def test_every_thread_gets_its_floating_point_state_back(isa, flush, monkeypatch):
+    """Forward, backward and decode, by two threads of torch's own pool, which do not flush by themselves."""
+    monkeypatch.setenv(cpu.ISA_VARIABLE, isa)
+    inputs = make(batch=1, heads=2, key_heads=1, queries=3000, width=16, dtype=torch.float32)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        worker = slice(3 << 18, None)  # torch cuts an elementwise operator into one run per thread
+        assert (_products_that_underflow() != 0).all()
+        torch.set_flush_denormal(flush)
+        for tolerance in (0.0, 2**-24):
+            run(inputs, "cpu", tolerance=tolerance)
+            with torch.no_grad():
+                q, k, v, g = inputs
+                threshold_relative_attention(q[:, :, -1:], k, v, g[:, :, -1:], backend="cpu", tolerance=tolerance)
+            assert (torch.full((8,), 1e-30) * 1e-10 == 0).all() == flush  # the calling thread
+            assert (_products_that_underflow()[worker] != 0).all()
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("isa", _usable_sets())
+def test_weights_that_underflow_cost_no_accuracy(isa, flush, monkeypatch):
+    """Rows that forget fast read every key: nearly all weights, and their products, are below the normal numbers."""
+    monkeypatch.setenv(cpu.ISA_VARIABLE, isa)
+    inputs = make(batch=1, queries=400, width=32, dtype=torch.float32)
+    with torch.no_grad():
+        inputs[2].mul_(torch.logspace(0, -38, 400).view(1, 1, -1, 1))
+    expected = oracle(inputs, tolerance=0.0)
+    try:
+        torch.set_flush_denormal(flush)
+        found = run(inputs, "cpu", tolerance=0.0)
+    finally:
+        torch.set_flush_denormal(False)
+    assert_all_close(found, expected, rtol=1e-4, atol=2e-5)
+    stats = attention_stats(*inputs[:2], inputs[3], backend="cpu", tolerance=0.0)
+    weights = attention_map(*(inputs[i].detach().double() for i in (0, 1, 3)))
+    assert torch.equal(stats.kept, weights.keep.sum(-1, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("isa", _usable_sets())
+@pytest.mark.parametrize("queries", [1, 80])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("q_size", "k_size"), [(1e-39, 1.0), (1.0, 1e-39), (1e-25, 1e-18), (1e-7, 1.0), (1e-39, 1e-39)]
+)
+def test_inputs_that_are_denormal_still_decide(isa, queries, dtype, q_size, k_size, monkeypatch):
+    """The kept keys are those of the exact sum even where flushing would make every score 0."""
+    monkeypatch.setenv(cpu.ISA_VARIABLE, isa)
+    torch.manual_seed(0)
+    q = (torch.randn(1, 2, queries, 16) * q_size).to(dtype)
+    k, v = (torch.randn(1, 1, 80, 16) * k_size).to(dtype), torch.randn(1, 1, 80, 16).to(dtype)
+    g = torch.full((1, 2, queries), -0.1)
+    index = KeyIndex()
+    index.append(k)
+    exact = attention_map(q.double(), k.double(), g.double())
+    assert exact.keep.any() or dtype == torch.float16
+    expected = threshold_relative_attention(*(x.double() for x in (q, k, v, g)), backend="reference")
+    for key_index in (None, index):
+        stats = attention_stats(q, k, g, backend="cpu", tolerance=0.0, key_index=key_index)
+        assert torch.equal(stats.kept, exact.keep.sum(-1, dtype=torch.int32))
+        out = threshold_relative_attention(q, k, v, g, backend="cpu", key_index=key_index)
+        tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
