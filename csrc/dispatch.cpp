@@ -1,6 +1,10 @@
 // Chooses among the instruction sets that this library was built with.
 #include "traformer.h"
 
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#endif
+
 #define DECLARE(isa)                              \
   extern "C" int tra_forward_##isa(const TraProblem*);  \
   extern "C" int tra_backward_##isa(const TraProblem*);
@@ -65,6 +69,15 @@ static bool valid(const TraProblem* p) {
 extern "C" {
 const char* tra_isa_name(int index) { return index >= 0 && index < kCount ? kIsas[index].name : nullptr; }
 int tra_isa_supported(int index) { return index >= 0 && index < kCount && kIsas[index].supported(); }
+int tra_amx_is_broken(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 24 & 1)) return 0;  // no AMX-TILE: nothing is announced
+  return !__get_cpuid_count(0x1d, 0, &a, &b, &c, &d) || a == 0;              // eax: the highest palette of tiles
+#else
+  return 0;
+#endif
+}
 int64_t tra_problem_size(void) { return sizeof(TraProblem); }
 int tra_forward(int isa, const TraProblem* problem) {
   if (!tra_isa_supported(isa)) return TRA_NO_SUCH_ISA;

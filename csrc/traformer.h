@@ -70,6 +70,8 @@ const char* tra_isa_name(int index);
 int tra_isa_supported(int index);
 int tra_forward(int isa, const TraProblem* problem);
 int tra_backward(int isa, const TraProblem* problem);
+// Whether this CPU announces AMX but has no tiles, as some virtual machines do: whoever believes it dies of SIGILL.
+int tra_amx_is_broken(void);
 // sizeof(TraProblem), so that a loader can refuse a library of another version.
 int64_t tra_problem_size(void);
 

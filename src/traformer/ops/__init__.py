@@ -9,6 +9,9 @@ from traformer.ops.threshold_relative import (
     available_backends,
     threshold_relative_attention,
 )
+from traformer.processor import avoid_broken_amx
+
+avoid_broken_amx()  # after torch was loaded, before oneDNN first looks at the processor
 
 __all__ = [
     "AttentionMap",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,9 +12,9 @@ from torch import Tensor
 from traformer.errors import InputError
 from traformer.ops.threshold_relative.dropout import drop_limit
 from traformer.ops.threshold_relative.problem import Problem, backward_outputs, forward_outputs
+from traformer.processor import library_path
 
 ISA_VARIABLE = "TRAFORMER_CPU_ISA"
-LIBRARY_VARIABLE = "TRAFORMER_CPU_LIBRARY"  # another build of the kernel, e.g. with sanitizers
 INDEX_BLOCK = 64  # keys per block of a key index
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ERRORS = {1: "not enough memory for the workspace", 2: "the problem is malformed", 3: "no such instruction set"}
@@ -52,12 +51,6 @@ class _Problem(ctypes.Structure):  # mirrors TraProblem in csrc/traformer.h
         ("grad_log_decay", ctypes.c_void_p),
         ("grad_threshold", ctypes.c_void_p),
     )
-
-
-def library_path() -> Path:
-    """Where the build puts the kernel: beside the package, in a checkout and in a wheel alike."""
-    forced = os.environ.get(LIBRARY_VARIABLE)
-    return Path(forced) if forced else Path(__file__).resolve().parents[2] / "_native" / "libtraformer_cpu.so"
 
 
 @functools.cache
