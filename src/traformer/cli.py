@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(status or 0)
     except TraformerError as error:
         print(f"tra: error: {error}", file=sys.stderr)
-        return getattr(error, "exit_status", 2)
+        return error.exit_status
     except KeyboardInterrupt:
         print("tra: interrupted; the same command can be given again", file=sys.stderr)
         return 130

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 class TraformerError(Exception):
     """Base of every error that the command line prints as a sentence rather than a traceback."""
 
+    exit_status: int = 2  # of the command that it ends
+
 
 class InputError(TraformerError, ValueError):
     """An argument that cannot be used: wrong shape, dtype, device, value or name."""
@@ -16,6 +18,18 @@ class InputError(TraformerError, ValueError):
 
 class RunError(TraformerError):
     """A run folder, checkpoint or file that cannot be used as asked."""
+
+
+class Stopped(RunError):
+    """Work that was asked to stop by a signal and has saved itself."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+        self.exit_status = 128 + signal_number
+
+    def __reduce__(self) -> tuple[type[Stopped], tuple[str, int]]:  # so that it can be sent to other processes
+        return type(self), (str(self), self.signal_number)
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:

@@ -28,7 +28,7 @@ def corpus(folder: Path, **files: str) -> Corpus:
 
 
 def leftovers(cache: Path) -> list[str]:
-    return [path.name for path in cache.rglob(".building-*")]
+    return [path.name for path in cache.rglob(".writing-*")]
 
 
 def test_tokens_counts_and_documents(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_bad_file_leaves_nothing_half(tmp_path: Path, own_cache: Path) -> None
 
 
 def test_what_a_killed_process_left_is_cleared_away(tmp_path: Path, own_cache: Path) -> None:
-    aside = own_cache / "tokens" / ".building-k"
+    aside = own_cache / "tokens" / ".writing-k"
     aside.mkdir(parents=True)
     (aside / "half").write_text("x")
     made = cached_folder(own_cache / "tokens" / "k", lambda folder: (folder / "whole").write_text("y"), "thing")

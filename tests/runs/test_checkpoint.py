@@ -6,6 +6,7 @@ import pytest
 
 from traformer.errors import RunError
 from traformer.runs import checkpoint as checkpoints
+from traformer.storage import remove_leftovers
 
 
 def write(folder, step, keep=10, text="weights"):
@@ -91,7 +92,7 @@ def test_leftovers_of_a_kill_are_not_checkpoints_and_are_removed(tmp_path):
     (tmp_path / ".writing-step-8" / "a.bin").write_text("half")
     (tmp_path / ".old-step-2").mkdir()
     assert [item.step for item in checkpoints.all_checkpoints(tmp_path)] == [4]
-    checkpoints.remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path)
     assert names(tmp_path) == ["step-4"]
 
 

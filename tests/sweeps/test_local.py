@@ -105,7 +105,7 @@ def test_stopping_a_sweep_saves_its_cells_and_leaves_no_process(tmp_path):
             error = sweep.communicate()[1]
             assert sweep.returncode == status, error
         if number == signal.SIGTERM:
-            assert "the same command goes on" in error
+            assert "the same command resumes" in error
         # Whoever held the folder has let go of it (after saving), even when the sweep itself was killed.
         deadline = time.monotonic() + 60
         while True:

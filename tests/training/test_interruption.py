@@ -32,8 +32,8 @@ def test_twenty_kills_at_random_moments(tmp_path):
     [
         (("traformer.training.loop", "save_file", 4), ".writing-step-8"),  # some of its files are there
         ((CHECKPOINT, "write_manifest", 2), ".writing-step-8"),  # files are there, the manifest is not
-        ((CHECKPOINT, "sync_folder", 3), ".writing-step-8"),  # all is there, not yet renamed
-        ((CHECKPOINT, "sync_folder", 4), "step-8"),  # renamed, the rename not yet durable
+        (("traformer.storage", "sync_folder", 4), ".writing-step-8"),  # all is there, not yet renamed
+        (("traformer.storage", "sync_folder", 5), "step-8"),  # renamed, the rename not yet durable
         ((CHECKPOINT, "rotate", 4), "step-12"),  # the new one is there, the oldest not yet deleted
         (("traformer.runs.folder", "write_atomically", 1), None),  # before config.yaml
         (("traformer.training.loop", "seed_step", 1), None),  # before the first step

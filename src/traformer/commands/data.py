@@ -19,34 +19,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
     from traformer.data import Corpus, load_tokenizer
     from traformer.data.cache import cache_folder
+    from traformer.terminal import new_table, show
 
     corpus = Corpus(args.data)
     tokenizer = load_tokenizer(args.tokenizer, corpus.training_text)
-    table = Table(
-        title=f"{corpus.name}, tokenizer {tokenizer.label} ({tokenizer.vocab_size:,} entries)",
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-    )
     headings = (
-        "split",
         "files",
         "documents",
         "bytes",
         "words",
         "line ends",
         "tokens",
-        "bytes a token",
+        "bytes per token",
         "on disk as",
         "MB/s",
     )
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "split" else "right")
+    title = f"{corpus.name}, tokenizer {tokenizer.label} ({tokenizer.vocab_size:,} entries)"
+    table = new_table(title, left=["split"], right=headings)
     texts = {split: corpus.open(split, tokenizer, args.separator) for split in corpus.splits()}
     for split, text in texts.items():
         counts = text.counts
@@ -60,8 +51,7 @@ def main(args: argparse.Namespace) -> None:
             text.dtype,
             f"{speed:,.1f}",
         )
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    console.print(table)
+    show(table)
     for split, text in texts.items():
         ids = text.tokens[: args.show].tolist()
         print(f"{split} starts: {tokenizer.decode(ids)!r}")

@@ -29,16 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    import torch
-    from rich.console import Console
-
-    from traformer.commands.evaluate import ShownWatcher
+    from traformer.commands.watching import ShownWatcher
+    from traformer.devices import set_threads
     from traformer.evaluation.diagnose import diagnose_run, summary
     from traformer.reports.diagnosis import diagnosis_table, plot_diagnosis
-    from traformer.storage import write_atomically
+    from traformer.storage import check_folder, make_folder, write_atomically
+    from traformer.terminal import show
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_threads(args.threads)
+    folder = Path(args.out or args.runs[0])
+    check_folder(folder)
     rows = []
     with ShownWatcher() as watcher:
         for run in args.runs:
@@ -52,9 +52,8 @@ def main(args: argparse.Namespace) -> None:
                 watcher=watcher,
             )
     short = summary(rows)
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    console.print(diagnosis_table(short))
-    folder = Path(args.out or args.runs[0])
+    show(diagnosis_table(short))
+    make_folder(folder)
     plots = plot_diagnosis(rows, short, folder)
     write_atomically(folder / "diagnosis.json", _json(short, rows))
     print(f"written to {folder}: diagnosis.json, {', '.join(plot.name for plot in plots)}")

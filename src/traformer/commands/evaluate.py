@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from traformer.commands.arguments import add_lengths, joined, positive_int
-from traformer.evaluation.watcher import Watcher
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,14 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    import torch
-    from rich.console import Console
-
+    from traformer.commands.watching import ShownWatcher
+    from traformer.devices import set_threads
     from traformer.evaluation.by_length import evaluate_run
     from traformer.evaluation.table import results_table
+    from traformer.terminal import show
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     with ShownWatcher() as watcher:
         rows = evaluate_run(
             args.run,
@@ -66,56 +63,10 @@ def main(args: argparse.Namespace) -> None:
     title = (
         f"{args.run}: {first['task']}, {first['attention']}, trained to {first['train_length']}, step {first['step']}"
     )
-    console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    console.print(results_table(rows, title))
+    show(results_table(rows, title))
     if "protocol" in first:
         from traformer.evaluation.perplexity import position_text, protocol_text
 
         print(protocol_text(first["protocol"]))
         print(position_text(rows))
     print(f"written to {args.run}/results.json; a page from it: tra report {args.run}")
-
-
-class ShownWatcher(Watcher):
-    """A bar on a terminal, a line a split in a pipe."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True, highlight=False)
-        self.is_live = console.is_terminal
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not self.is_live,
-        )
-        self.row: Any = None
-        self.seen: set[Any] = set()
-
-    def __enter__(self) -> ShownWatcher:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def start(self, total_tokens: int) -> None:
-        self.row = self.bar.add_task("", total=total_tokens)
-
-    def advance(self, split: Any, tokens: int) -> None:
-        name = f"{split.name} {split.length}"
-        self.bar.update(self.row, advance=tokens, description=name)
-        if not self.is_live and name not in self.seen:
-            self.seen.add(name)
-            self.say(f"measuring {name}")
-
-    def say(self, text: str) -> None:
-        import sys
-
-        if self.is_live:
-            self.bar.console.print(text, markup=False)
-        else:
-            print(text, file=sys.stderr, flush=True)

@@ -14,17 +14,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from rich.console import Console
-
     from traformer.reports.collect import collect
     from traformer.reports.terminal import comparison_table
     from traformer.reports.write import write_report
+    from traformer.storage import make_folder
+    from traformer.terminal import show
 
     runs = collect(args.folders)
-    out = Path(args.out or args.folders[0])
-    out.mkdir(parents=True, exist_ok=True)
+    out = make_folder(Path(args.out or args.folders[0]))
     page = write_report(runs, out, args.title)
-    console = Console(width=None if Console().is_terminal else 140, highlight=False)
-    for table in comparison_table(runs):
-        console.print(table)
+    show(*comparison_table(runs), width=140)
     print(f"written: {page}, {page.with_suffix('.md').name} and {page.with_suffix('.csv').name}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from pathlib import Path
 
 from traformer.commands.arguments import joined, positive_int
-from traformer.commands.evaluate import ShownWatcher
+from traformer.commands.watching import ShownWatcher
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    from pathlib import Path
-
-    import torch
-
+    from traformer.devices import set_threads
     from traformer.evaluation.stretch import read_rows, stretch
+    from traformer.storage import check_folder
+    from traformer.terminal import say
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     folder = Path(args.out or Path(args.runs[0]) / "stretch")
+    check_folder(folder)
     try:
         with ShownWatcher() as watcher:
             stretch(
@@ -59,25 +59,23 @@ def main(args: argparse.Namespace) -> None:
             )
     except KeyboardInterrupt:
         if read_rows(folder / "stretch.json"):
-            print("tra: interrupted; this was measured before:", file=sys.stderr)
-            show(folder, args.runs)
+            say("tra: interrupted; this was measured before:")
+            show_measured(folder, args.runs)
         raise
-    show(folder, args.runs)
+    show_measured(folder, args.runs)
 
 
-def show(folder, runs: list[str]) -> None:
+def show_measured(folder: Path, runs: list[str]) -> None:
     """Print the rows that the file holds of these runs, earlier calls' included, and draw them."""
-    from rich.console import Console
-
     from traformer.evaluation.stretch import read_rows
     from traformer.reports.stretch import plot_stretch, stretch_markdown, stretch_table
     from traformer.runs.folder import versions
     from traformer.storage import write_atomically
+    from traformer.terminal import show
 
     rows = [row for row in read_rows(folder / "stretch.json") if row["run"] in runs]
     rows.sort(key=lambda row: (row["split"], row["size"], runs.index(row["run"])))
-    console = Console(width=None if Console().is_terminal else 170, highlight=False)
-    console.print(stretch_table(rows))
+    show(stretch_table(rows), width=170)
     command = "tra " + shlex.join(sys.argv[1:])
     write_atomically(folder / "stretch.md", stretch_markdown(rows, command, versions()))
     plot = plot_stretch(rows, folder)

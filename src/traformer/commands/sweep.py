@@ -41,14 +41,13 @@ def run_and_report(cells: list, out: str, jobs: int | None, title: str | None, r
     """Run the sweep, print its table, write its page; 1 if a cell failed."""
     import time
 
-    from rich.console import Console
-
     from traformer.reports.collect import collect
     from traformer.reports.terminal import comparison_table
     from traformer.reports.write import write_report
     from traformer.sweeps.local import run_sweep
     from traformer.sweeps.overview import Overview, duration
     from traformer.sweeps.ray import run_ray_sweep
+    from traformer.terminal import show
 
     started = time.monotonic()
     with Overview() as view:
@@ -58,9 +57,7 @@ def run_and_report(cells: list, out: str, jobs: int | None, title: str | None, r
         print(f"failed: {state.cell.name}: {state.message}")
     if len(failed) < len(states):
         runs = collect([out])
-        console = Console(width=None if Console().is_terminal else 140, highlight=False)
-        for table in comparison_table(runs):
-            console.print(table)
+        show(*comparison_table(runs), width=140)
         page = write_report(runs, out, title)
         print(f"{len(states) - len(failed)} cells in {duration(time.monotonic() - started)}; the page is {page}")
     return 1 if failed else 0

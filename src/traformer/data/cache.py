@@ -16,10 +16,9 @@ import errno
 import hashlib
 import json
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -31,12 +30,15 @@ from numpy.typing import NDArray
 
 from traformer.data.pieces import Piece, pieces
 from traformer.errors import InputError, RunError
+from traformer.storage import full_reason, lock, make_folder, write_folder
+from traformer.terminal import ProgressBar, say
 
 if TYPE_CHECKING:
     from traformer.data.sources import Source
     from traformer.data.tokenizers import TextTokenizer
 
 VERSION = 1
+ELSEWHERE = "name another place in TRAFORMER_CACHE"
 BATCH = 256  # pieces tokenised at once: enough for all cores, some MB of text
 
 
@@ -185,7 +187,7 @@ def _write_tokens(
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
     if not quiet:
-        _say(
+        say(
             f"{tokens:,} tokens from {size / 1e6:,.1f} MB of text in {seconds:.1f} s ({size / 1e6 / seconds:,.1f} MB/s)"
         )
 
@@ -205,9 +207,10 @@ def _write_batch(
         parts.append(ids.astype(dtype, copy=False))
         total += (len(ids), len(piece.text.split()), piece.text.count("\n"), len(piece.text.encode("utf-8")))
         counts.append(total.copy())
-    np.concatenate(parts).tofile(token_file)
-    np.array(starts, dtype=np.int64).tofile(document_file)
-    np.stack(counts).tofile(count_file)
+    # Not `tofile`, whose error on a full disk does not say that the disk is full.
+    token_file.write(np.concatenate(parts).data)
+    document_file.write(np.array(starts, dtype=np.int64).data)
+    count_file.write(np.stack(counts).data)
 
 
 # Folders that are whole or absent -------------------------------------------------------------------------------
@@ -223,61 +226,27 @@ def cached_folder(
     """`path`, built by `build(folder)` if it is not there; one process at a time builds, the others wait for it."""
     if path.is_dir() and is_whole(path):
         return path
-    aside = path.with_name(f".building-{path.name}")
+    make_folder(path.parent, ELSEWHERE)
+
+    def on_wait() -> None:
+        if not quiet:
+            say(f"waiting for another process that makes the {what}")
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(path.with_name(f".lock-{path.name}"), what, quiet):
-            if path.is_dir():
-                if is_whole(path):
-                    return path
-                shutil.rmtree(path)  # damaged from outside: by us it is renamed only when whole
-            if aside.exists():
-                shutil.rmtree(aside)  # a killed process was building it
-            aside.mkdir()
-            try:
-                build(aside)
-                for file in aside.iterdir():
-                    _sync(file)
-                os.rename(aside, path)
-                _sync(path.parent)
-            except BaseException:
-                shutil.rmtree(aside, ignore_errors=True)
-                raise
+        with lock(path.with_name(f".lock-{path.name}"), on_wait):
+            if not (path.is_dir() and is_whole(path)):  # or damaged from outside: we rename it only when whole
+                write_folder(path, build)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason = full_reason(error)
+        if reason:
             raise RunError(
-                f"the disk is full, so the {what} could not be cached in {path.parent}; nothing half was left; "
-                "free some space, or name another place in TRAFORMER_CACHE"
+                f"{reason}, so the {what} could not be cached in {path.parent}; nothing half was left; "
+                f"make room, or {ELSEWHERE}"
             ) from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise RunError(
-                f"the cache {path.parent} cannot be written ({error.strerror}); name another place in TRAFORMER_CACHE"
-            ) from error
+            raise RunError(f"the cache {path.parent} cannot be written ({error.strerror}); {ELSEWHERE}") from error
         raise
     return path
-
-
-@contextmanager
-def _lock(path: Path, what: str, quiet: bool) -> Iterator[None]:
-    """Held by one process; the system lets go of it however the process ends."""
-    import fcntl
-
-    with open(path, "a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not quiet:
-                _say(f"waiting for another process that makes the {what}")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -295,35 +264,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class _Progress:
-    """A bar over all sources on a terminal; nothing in a pipe, where one line at the end tells the speed."""
+    """A bar over all sources on a terminal; nothing in a pipe, where one line at the end reports the speed."""
 
     def __init__(self, sizes: Sequence[int], quiet: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True, highlight=False)
         self.before = [sum(sizes[:number]) for number in range(len(sizes))]
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=quiet or not console.is_terminal,
-        )
-        self.row = self.bar.add_task("tokenising", total=max(1, sum(sizes)))
+        self.bar = ProgressBar(quiet=quiet)
+        self.bar.start("tokenising", total=max(1, sum(sizes)))
 
     def __enter__(self) -> _Progress:
-        self.bar.start()
+        self.bar.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.bar.stop()
+        self.bar.__exit__(*error)
 
     def update(self, number: int, name: str, done: int) -> None:
-        self.bar.update(self.row, completed=self.before[number] + done, description=f"tokenising {Path(name).name}")
-
-
-def _say(text: str) -> None:
-    import sys
-
-    print(text, file=sys.stderr, flush=True)
+        self.bar.update(completed=self.before[number] + done, title=f"tokenising {Path(name).name}")

@@ -16,14 +16,14 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from traformer.errors import RunError
-from traformer.storage import is_disk_full, sync_file, sync_folder
+from traformer.storage import full_reason, remove_folder, write_folder
+from traformer.terminal import warn as show_warning
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
@@ -78,7 +78,7 @@ def all_checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted((Checkpoint(entry, int(match[1])) for match, entry in found), key=lambda item: item.step)
 
 
-def latest_good(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Checkpoint | None:
+def latest_good(folder: Path, warn: Callable[[str], None] = show_warning) -> Checkpoint | None:
     """The newest checkpoint that is whole. Each damaged one that is passed over is named to `warn`."""
     for checkpoint in reversed(all_checkpoints(folder)):
         fault = checkpoint.fault()
@@ -86,14 +86,6 @@ def latest_good(folder: Path, warn: Callable[[str], None] = warnings.warn) -> Ch
             return checkpoint
         warn(f"checkpoint {checkpoint.path} is damaged ({fault}) and is passed over")
     return None
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process was still writing."""
-    if folder.is_dir():
-        for entry in folder.iterdir():
-            if entry.name.startswith(".writing-") or entry.name.startswith(".old-"):
-                shutil.rmtree(entry)
 
 
 def set_aside_after(folder: Path, step: int) -> None:
@@ -108,35 +100,29 @@ def set_aside_after(folder: Path, step: int) -> None:
 
 def save(folder: Path, step: int, write_files: Callable[[Path], None], keep: int) -> Checkpoint:
     """Make `step-N` from what `write_files(folder)` writes, then rotate. Whenever this stops, older ones are intact."""
-    aside, final = folder / f".writing-step-{step}", folder / f"step-{step}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if aside.exists():
-            shutil.rmtree(aside)
-        aside.mkdir()
+    final = folder / f"step-{step}"
+
+    def write_all(aside: Path) -> None:
         write_files(aside)
         write_manifest(aside, step)
-        for file in aside.iterdir():
-            sync_file(file)
-        sync_folder(aside)
-        if final.exists():  # a damaged one that the resumed run has come to again
-            old = folder / f".old-step-{step}"
-            os.rename(final, old)
-            shutil.rmtree(old)
-        os.rename(aside, final)
-        sync_folder(folder)
+
+    try:
+        write_folder(final, write_all)  # in place of a damaged one, where a resumed run comes to its step again
     except Exception as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if not is_disk_full(error):
+        reason = full_reason(error)
+        if reason is None:
             raise
-        good = latest_good(folder)
         raise RunError(
-            f"the disk is full, so the checkpoint of step {step} could not be written; "
-            + (f"{good.path} is intact" if good else "there is no earlier checkpoint")
-            + "; free some space and resume"
+            f"{reason}, so the checkpoint of step {step} could not be written; {intact(folder)}; make room and resume"
         ) from error
     rotate(folder, keep)
     return Checkpoint(final, step)
+
+
+def intact(folder: Path) -> str:
+    """What can be resumed from, for an error message."""
+    good = latest_good(folder)
+    return f"{good.path} is intact" if good else "there is no earlier checkpoint"
 
 
 def write_manifest(folder: Path, step: int) -> None:
@@ -145,10 +131,6 @@ def write_manifest(folder: Path, step: int) -> None:
 
 
 def rotate(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep`. Renamed first, so that a kill never leaves half a checkpoint under its name."""
+    """Delete all but the newest `keep`."""
     for checkpoint in all_checkpoints(folder)[:-keep]:
-        old = folder / f".old-{checkpoint.path.name}"
-        if old.exists():
-            shutil.rmtree(old)
-        os.rename(checkpoint.path, old)
-        shutil.rmtree(old)
+        remove_folder(checkpoint.path)

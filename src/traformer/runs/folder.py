@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import yaml
 
 from traformer.errors import RunError
 from traformer.runs.config import RunConfig
-from traformer.storage import write_atomically
+from traformer.storage import Locked, lock, make_folder, write_atomically
 
 
 class RunFolder:
@@ -63,28 +62,21 @@ class RunFolder:
         return RunConfig.from_file(self.config_file)
 
     def write_config(self, config: RunConfig, environment: Mapping[str, Any]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         values = {**config.to_dict(), "versions": versions(), "environment": dict(environment)}
         write_atomically(self.config_file, yaml.safe_dump(values, sort_keys=False))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder for this process; the system lets go of it however the process ends, kill -9 included."""
-        import fcntl
-
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a+") as handle:
+        """Hold the folder for this process; the system releases it however the process ends, kill -9 included."""
+        make_folder(self.path)
+        with ExitStack() as stack:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                holder = handle.read().strip() or "another process"
+                stack.enter_context(lock(self.path / ".lock"))
+            except Locked as held:
                 raise RunError(
-                    f"{self.path} is in use by {holder}; wait for it, or stop it, or choose another folder"
+                    f"{self.path} is in use by {held.holder}; wait for it, or stop it, or choose another folder"
                 ) from None
-            handle.truncate(0)
-            handle.write(f"process {os.getpid()} on {platform.node()}")
-            handle.flush()
             yield
 
     # metrics.jsonl: one line a log step; `clock` holds what differs from one execution to the next

@@ -5,14 +5,17 @@ As a program, `python -m traformer.sweeps.cell SPEC FOLDER`, it is the process t
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import shlex
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traformer.errors import RunError
+from traformer.errors import RunError, TraformerError
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
@@ -62,6 +65,7 @@ def is_done(cell: Cell, folder: RunFolder) -> bool:
 
 def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[dict[str, Any]]:
     """Train (or go on), measure (or go on), and return the rows."""
+    from traformer.devices import set_threads
     from traformer.evaluation.by_length import evaluate_run
     from traformer.training.loop import train
 
@@ -76,10 +80,7 @@ def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[dict[str
             train(config, path, resume=True, quiet=quiet)
     else:
         train(cell.config, path, quiet=quiet)
-    if cell.config.threads is not None:
-        import torch
-
-        torch.set_num_threads(cell.config.threads)
+    set_threads(cell.config.threads)
     return evaluate_run(path, cell.lengths, cell.examples, device=cell.config.device)
 
 
@@ -105,18 +106,25 @@ def eval_command(folder: str | Path, lengths: str | None, examples: int) -> str:
     return shlex.join([*parts, "--examples", str(examples)])
 
 
+def die_with_parent() -> None:
+    """Ask Linux to send this process SIGTERM (save and stop) when its parent is gone, however that ended."""
+    if not sys.platform.startswith("linux"):
+        return
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None, use_errno=True).prctl(set_parent_death_signal, signal.SIGTERM)
+    if os.getppid() == 1:  # the parent went before the request was made
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 def main(argv: list[str]) -> int:
     """SPEC is a JSON file of `Cell.to_dict`."""
-    from traformer.errors import TraformerError
-    from traformer.sweeps.processes import die_with_parent
-
     spec, folder = argv
     die_with_parent()
     try:
         run_cell(Cell.from_dict(json.loads(Path(spec).read_text(encoding="utf-8"))), folder)
     except TraformerError as error:
         print(f"tra: error: {error}", file=sys.stderr)
-        return getattr(error, "exit_status", 2)
+        return error.exit_status
     except KeyboardInterrupt:
         return 130
     return 0

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traformer.errors import InputError, RunError, TraformerError
+from traformer.errors import InputError, Stopped, TraformerError
 from traformer.runs.folder import RunFolder
 from traformer.storage import write_atomically
 from traformer.sweeps.cell import Cell, is_done
@@ -154,10 +154,12 @@ def run_sweep(
         _stop_all(states, view)
         view.tick(states)
     if stop:
-        error = RunError(f"the sweep was stopped and its cells have saved; the same command goes on with {out}")
-        error.exit_status = 128 + stop[0]  # type: ignore[attr-defined]
-        raise error
+        raise stopped(out, stop[0])
     return states
+
+
+def stopped(out: Path, signal_number: int) -> Stopped:
+    return Stopped(f"the sweep was stopped and its cells have saved; the same command resumes {out}", signal_number)
 
 
 def _start(state: CellState, out: Path) -> None:

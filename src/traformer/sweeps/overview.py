@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from traformer.sweeps.local import CellState, SweepView
+from traformer.terminal import new_table, say, stderr_console
 
 PLAIN_SECONDS = 30.0
 _STYLE = {"done": "green", "skipped": "green", "failed": "red", "running": "cyan", "stopped": "yellow"}
@@ -21,7 +20,7 @@ class Overview(SweepView):
     """Use as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
+        self.console = console or stderr_console()
         self.live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
         self.started = self.last_line = time.monotonic()
         self.last_draw = 0.0
@@ -44,7 +43,7 @@ class Overview(SweepView):
             if self.live:
                 self.live.console.print(line, markup=False)
             else:
-                print(line, file=sys.stderr, flush=True)
+                say(line)
 
     def tick(self, states: Sequence[CellState]) -> None:
         now = time.monotonic()
@@ -55,12 +54,10 @@ class Overview(SweepView):
         elif not self.live and now - self.last_line > PLAIN_SECONDS:
             self.last_line = now
             running = "; ".join(f"{s.cell.name} {s.progress_text()}" for s in states if s.status == "running")
-            print(f"{self.summary(states)}: {running}", file=sys.stderr, flush=True)
+            say(f"{self.summary(states)}: {running}")
 
     def table(self, states: Sequence[CellState]) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, title=self.summary(states), title_justify="left")
-        for name in ("cell", "state", "where it is"):
-            table.add_column(name)
+        table = new_table(self.summary(states), left=("cell", "state", "progress"))
         for state in states:
             where = state.message if state.status == "failed" else state.progress_text()
             table.add_row(state.cell.name, f"[{_STYLE.get(state.status, 'default')}]{state.status}[/]", where)

@@ -8,6 +8,7 @@ the run folder can be seen (a shared path, or the same machine). Where it cannot
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from traformer.errors import InputError, RunError, TraformerError
 from traformer.sweeps.cell import Cell, run_cell
-from traformer.sweeps.local import KILLED_RETRIES, CellState, SweepView, plan
+from traformer.sweeps.local import KILLED_RETRIES, CellState, SweepView, plan, stopped
 
 SMALL_FILES = ("config.yaml", "metrics.jsonl", "results.json")
 
@@ -57,9 +58,7 @@ def run_ray_sweep(
         for reference in pending:
             ray.cancel(reference)  # an interrupt in the worker, which saves and stops
         ray.wait(list(pending), num_returns=len(pending), timeout=60)
-        error = RunError(f"the sweep was stopped and its cells have saved; the same command goes on with {out}")
-        error.exit_status = 130  # type: ignore[attr-defined]
-        raise error from None
+        raise stopped(out, signal.SIGINT) from None
     finally:
         if started_here:
             ray.shutdown()

@@ -16,25 +16,26 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from traformer.errors import InputError, RunError
+from traformer.devices import set_threads
+from traformer.errors import InputError, RunError, Stopped
 from traformer.models import memory
 from traformer.models.from_run import build_model, build_model_config, load_weights
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
-from traformer.storage import is_disk_full
+from traformer.storage import full_reason, remove_leftovers
 from traformer.tasks import Task, build_task
 from traformer.training.loss import AnswerLoss, seed_step
 from traformer.training.optimizer import (
     build_optimizer,
+    learning_rate,
     load_optimizer_tensors,
     optimizer_tensors,
     set_learning_rate,
 )
 from traformer.training.parallel import Parallel, whole
 from traformer.training.progress import TrainingProgress
-from traformer.training.schedule import learning_rate
-from traformer.training.stop import Interrupted, StopRequest
+from traformer.training.stop import StopRequest
 
 
 @dataclass
@@ -70,8 +71,7 @@ def train(
 ) -> TrainingResult:
     """Train into the run folder `path`. With `resume`, `config` is what `RunConfig.for_resume` gave."""
     group = Parallel.start(parallel, config.device)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
+    set_threads(config.threads)
     try:
         with ExitStack() as stack:
             folder = RunFolder(path)
@@ -178,8 +178,8 @@ class _Run:
             )
 
     def _choose_checkpoint(self) -> checkpoints.Checkpoint | None:
-        checkpoints.remove_leftovers(self.folder.checkpoints)
-        warn = lambda text: self.progress.say(f"warning: {text}")  # noqa: E731
+        remove_leftovers(self.folder.checkpoints)
+        warn = lambda text: self.progress.say(f"tra: warning: {text}")  # noqa: E731
         checkpoint = checkpoints.latest_good(self.folder.checkpoints, warn)
         step = checkpoint.step if checkpoint else 0
         checkpoints.set_aside_after(self.folder.checkpoints, step)
@@ -224,7 +224,11 @@ class _Run:
                     metrics.sync()
                     self._save()
                 if asked and step < config.steps:
-                    raise Interrupted(self.folder.path, step, config.steps, asked)
+                    raise Stopped(
+                        f"stopped at step {step} of {config.steps} and saved; "
+                        f"go on with: tra train --resume --out {self.folder.path}",
+                        asked,
+                    )
         seconds = time.monotonic() - started
         self.progress.say(f"{self.folder.path}: done, {config.steps} steps, {seconds:.0f} s in this execution")
         return TrainingResult(self.folder.path, counters.step, last, seconds)
@@ -367,12 +371,12 @@ class _MetricsFile:
         try:
             action(self.handle)
         except OSError as error:
-            if not is_disk_full(error):
+            reason = full_reason(error)
+            if reason is None:
                 raise
-            good = checkpoints.latest_good(self.folder.checkpoints)
-            state = f"{good.path} is intact" if good else "there is no checkpoint yet"
             raise RunError(
-                f"the disk is full, so {self.folder.metrics_file} was not written; {state}; free some space and resume"
+                f"{reason}, so {self.folder.metrics_file} was not written; "
+                f"{checkpoints.intact(self.folder.checkpoints)}; make room and resume"
             ) from error
 
 

@@ -1,7 +1,8 @@
-"""AdamW, and its state as named whole tensors, so that any number of processes can write it and any other read it."""
+"""AdamW, its learning rate, and its state as named whole tensors that any number of processes can write and read."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -26,6 +27,18 @@ def build_optimizer(
         weight_decay=config.weight_decay,
         fused=parallel.kind != "fsdp",
     )
+
+
+def learning_rate(step: int, *, steps: int, peak: float, warmup: float, minimum: float = 0.0) -> float:
+    """The rate as a function of the step alone, so that resuming needs no scheduler state.
+
+    Rate of step `step` (0-based): linear up to `peak` over the first `warmup` share, then a cosine to `minimum`.
+    """
+    rising = math.ceil(steps * warmup)
+    if step < rising:
+        return peak * (step + 1) / rising
+    progress = (step - rising) / max(1, steps - rising)
+    return minimum + (peak - minimum) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -4,23 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
-
-from traformer.errors import RunError
-
-
-class Interrupted(RunError):
-    """The run was asked to stop and has saved itself."""
-
-    def __init__(self, path: Path, step: int, steps: int, number: int) -> None:
-        self.path, self.step, self.steps, self.number = path, step, steps, number
-        self.exit_status = 128 + number
-        super().__init__(f"stopped at step {step} of {steps} and saved; go on with: tra train --resume --out {path}")
-
-    def __reduce__(self) -> tuple[Any, ...]:  # so that it can be sent to other processes
-        return type(self), (self.path, self.step, self.steps, self.number)
 
 
 class StopRequest:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from traformer.training.schedule import learning_rate
+from traformer.training.optimizer import learning_rate
 
 
 def rates(steps, warmup, minimum=0.0):
