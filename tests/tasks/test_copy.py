@@ -130,3 +130,10 @@ def test_bad_settings(setting: dict, sentence: str) -> None:
     with pytest.raises(InputError) as caught:
         Copy(**setting)
     assert str(caught.value) == sentence
+
+
+def test_chance_is_that_of_a_random_order():
+    assert Copy(max_length=3, min_length=3, vocabulary=8).chance() == pytest.approx(1 / 6)
+    assert Copy(max_length=3, min_length=3, vocabulary=8).chance("token_accuracy") == pytest.approx(2 / 4)
+    assert Copy(max_length=2, min_length=1, alphabet="binary").chance() == pytest.approx((1 / 2 + 1 / 4) / 2)
+    assert Copy(max_length=2, min_length=2, alphabet="binary").chance("token_accuracy") == pytest.approx(2 / 3)

@@ -134,3 +134,12 @@ def test_bad_settings(setting: dict, sentence: str) -> None:
     with pytest.raises(InputError) as caught:
         FlipFlop(**setting)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(("p_ignore", "length"), [(0.98, 256), (0.98, 512), (0.8, 64)])
+def test_chance_is_that_of_saying_the_same_bit_always(p_ignore, length):
+    task = FlipFlop(length=length, p_ignore=p_ignore)
+    batch = task.examples(seed=7, start=0, count=20_000)
+    always = ((batch.input_ids == ONE) | ~batch.answers).all(dim=1).double().mean().item()
+    assert task.chance() == pytest.approx(always, abs=0.012)
+    assert task.chance("token_accuracy") == 0.5

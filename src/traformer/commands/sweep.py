@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from pathlib import Path
 
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError
@@ -19,8 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from traformer.sweeps.find import experiment_cells, find_experiment
 
     module = find_experiment(args.experiment)
@@ -34,11 +34,24 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(
             "--jobs is for this machine's processes; on Ray the cluster's resources decide, so leave it out"
         )
-    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None), args.ray)
+    more = getattr(module, "next_cells", None)
+    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None), args.ray, more)
 
 
-def run_and_report(cells: list, out: str, jobs: int | None, title: str | None, ray: str | None = None) -> int:
-    """Run the sweep, print its table, write its page; 1 if a cell failed."""
+def run_and_report(
+    cells: list,
+    out: str,
+    jobs: int | None,
+    title: str | None,
+    ray: str | None = None,
+    next_cells: Callable[[Path, list[str]], list] | None = None,
+) -> int:
+    """Run the sweep, print its table, write its page; 1 if a cell failed.
+
+    `next_cells(out, failed)`: the cells that can run now, where later cells depend on what earlier ones measured (a
+    rate is chosen, then the table runs with it). It is asked again until it has none left; `failed` names the cells
+    that failed and are not tried again.
+    """
     import time
 
     from traformer.reports.collect import collect
@@ -51,7 +64,13 @@ def run_and_report(cells: list, out: str, jobs: int | None, title: str | None, r
 
     started = time.monotonic()
     with Overview() as view:
-        states = run_ray_sweep(cells, out, ray, view) if ray else run_sweep(cells, out, jobs, view)
+        states: list = []
+        failing: list[str] = []
+        while cells := next_cells(Path(out), failing) if next_cells else cells:
+            states += run_ray_sweep(cells, out, ray, view) if ray else run_sweep(cells, out, jobs, view)
+            failing = [state.cell.name for state in states if state.status == "failed"]
+            if not next_cells:
+                break
     failed = [state for state in states if state.status == "failed"]
     for state in failed:
         print(f"failed: {state.cell.name}: {state.message}")

@@ -150,7 +150,7 @@ def _rows(
                 "step": step,
                 "train_length": task.length_range[1],
             }
-            chance = split.task.chance() if metric != "error_per_read" and not label else None
+            chance = split.task.chance(metric) if metric != "error_per_read" and not label else None
             yield {
                 **row,
                 **({"chance": chance} if chance is not None else {}),

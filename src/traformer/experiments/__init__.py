@@ -8,5 +8,6 @@ EXPERIMENTS: dict[str, str] = {
     "text": "perplexity by window, 128 to 4096, trained at 128: TRA beside RoPE, ALiBi, NoPE, FoT and tra_plus",
     "peers": "TRA, its ablations, extensions and peers on flip-flop and copy: 4 seeds, to 8 times the length",
     "peers_lr": "the learning-rate search that comes before it",
+    "what_works": "tra_plus with its parts left out one by one, and its peers: rates searched, 5 seeds, hypotheses",
     "copy_seeds": "4 seeds of TRA, tra_plus and RoPE on copy, checkpoints every 50 steps: which heads form, and when",
 }

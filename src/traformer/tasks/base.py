@@ -168,8 +168,8 @@ class Task(ABC):
             raise InputError(f"seed {seed} is out of range; a training seed is a whole number from 0 to 2**62 - 1")
         return seed + TEST_STREAM
 
-    def chance(self) -> float | None:
-        """Accuracy of the best guess that does not solve the task, where that is worth telling; else None."""
+    def chance(self, metric: str = "exact_match") -> float | None:
+        """Accuracy (exact_match or token_accuracy) of a guess that does not solve the task; None: not known."""
         return None
 
     # What lies on disk ------------------------------------------------------------------------------------------

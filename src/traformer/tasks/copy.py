@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -102,6 +103,17 @@ class Copy(Task):
         """
         ranges = buckets(self.min_length, self.max_length, 6)
         return [pair for pair in ranges if self.alphabet != "unique" or pair[1] <= self.symbols]
+
+    def chance(self, metric: str = "exact_match") -> float | None:
+        """Of the copied symbols in a random order (for `letters` and `binary`: of any symbols), with the end known."""
+        lengths = range(self.min_length, self.max_length + 1)
+        if metric != "exact_match":
+            return sum(((1.0 if self.alphabet == "unique" else n / self.symbols) + 1) / (n + 1) for n in lengths) / len(
+                lengths
+            )
+        if self.alphabet == "unique":
+            return sum(math.exp(-math.lgamma(n + 1)) for n in lengths) / len(lengths)
+        return sum(float(self.symbols) ** -n for n in lengths) / len(lengths)
 
     def _generate(self, keys: rng.Words) -> Arrays:
         length = draw_lengths(keys, _LENGTH_DRAW, self.min_length, self.max_length)[:, None]  # [n, 1]

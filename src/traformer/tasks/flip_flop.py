@@ -79,6 +79,25 @@ class FlipFlop(Task):
         label = length_label(low, high)
         return [Split("iid", label, iid), Split("sparse", label, sparse), Split("dense", label, dense)]
 
+    def chance(self, metric: str = "exact_match") -> float | None:
+        """Of always saying the same bit: half of the reads, and the sequences all of whose reads have that bit.
+
+        On sparse sequences with few reads between writes the latter is far from 0.
+        """
+        if metric != "exact_match":
+            return 0.5
+        low, high = (length // 2 for length in self.length_range)
+        change = (1.0 - self.p_ignore) / 2  # probability of w, and of r
+        # Probability that every read so far had the guessed bit, and that the bit held now is it, or is the other.
+        guessed = other = 0.5
+        shares = []
+        for pairs in range(2, high + 1):
+            if pairs >= low:
+                shares.append(guessed)  # the last pair is a read
+            written = change * (guessed + other) / 2
+            guessed, other = guessed * (1 - change) + written, other * (1 - 2 * change) + written
+        return sum(shares) / len(shares)
+
     def _generate(self, keys: rng.Words) -> Arrays:
         low, high = self.length_range
         # Pairs per example, [n]; P is the most in this batch.

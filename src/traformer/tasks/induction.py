@@ -76,7 +76,7 @@ class Induction(Task):
         """The trained lengths, then five ranges of the same reach: 2-50, 51-100, ..., 251-300."""
         return buckets(self.min_length, self.max_length, 6)
 
-    def chance(self) -> float:
+    def chance(self, metric: str = "exact_match") -> float:
         """Accuracy of the best guess that knows which symbols the context holds but not their order.
 
         That is the share of the commonest symbol among the places other than q's, on average over the lengths.

@@ -1,0 +1,383 @@
+"""The protocol of a comparison: what is claimed, tried and counted, declared before the first run. Loads without torch.
+
+An experiment declares settings (a task at a size), arms (attentions with options), a grid of rates, seeds and
+hypotheses, and is committed before it runs. `Protocol.next_cells` then goes through it, arm by arm:
+
+1.  Every rate of the grid, with search seeds of its own. The rate with the lowest loss at the end of training is
+    chosen; training draws fresh examples, so that this is the loss on the training distribution, and nothing beyond
+    the trained length is looked at. An optimum on the edge of the grid extends the grid on that side.
+2.  The table's seeds, none of which the search or the design of a method has seen, at the chosen rate.
+
+`Protocol.verdicts` compares what was measured with each hypothesis: it holds, does not hold, or is not decided.
+Intervals are over seeds and sequences (`seed_interval`): seeds are drawn anew with replacement, and each one's accuracy
+from what its sequences leave open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
+from traformer.storage import write_atomically
+from traformer.sweeps.cell import Cell, is_done
+
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
+DRAWS = 20_000  # of the bootstrap
+SEARCH_STEPS = 100  # at the end of training, over which the loss of a search run is averaged
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the measurements say about one hypothesis."""
+
+    name: str
+    claim: str
+    outcome: str  # HOLDS, FAILS or UNDECIDED
+    numbers: str  # the figures behind it, in one line
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One line of the table: an attention with options, under a name of its own."""
+
+    name: str
+    attention: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def arms(*names: str) -> tuple[Arm, ...]:
+    """Arms that are attentions or named configurations as they are."""
+    return tuple(Arm(name, name) for name in names)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One task at one size, and the lengths it is tested at."""
+
+    name: str
+    config: RunConfig
+    lengths: str
+    metric: str = "exact_match"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A column of the table: where an arm is measured."""
+
+    setting: str
+    split: str
+    length: int
+
+    def __str__(self) -> str:
+        split = "" if self.split == "test" else f" ({self.split})"
+        return f"{self.setting}{split} at {self.length}"
+
+
+# Statistics -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One arm at one place: per seed how many of the sequences were right."""
+
+    right: tuple[int, ...]
+    total: tuple[int, ...]
+    chance: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return sum(k / n for k, n in zip(self.right, self.total, strict=True)) / len(self.right)
+
+    @property
+    def worst(self) -> float:
+        return min(k / n for k, n in zip(self.right, self.total, strict=True))
+
+    @property
+    def best(self) -> float:
+        return max(k / n for k, n in zip(self.right, self.total, strict=True))
+
+
+def seed_draws(counts: Counts, seed: int = 0) -> NDArray[np.float64]:
+    """Means over seeds of a two-level bootstrap, [DRAWS].
+
+    Seeds are drawn with replacement; a drawn seed's accuracy is drawn from Beta(k + 1/2, n - k + 1/2), so that 512 of
+    512 is not taken for certainty.
+    """
+    generator = np.random.default_rng(seed)
+    right, total = np.array(counts.right), np.array(counts.total)
+    chosen = generator.integers(len(right), size=(DRAWS, len(right)))
+    return generator.beta(right[chosen] + 0.5, total[chosen] - right[chosen] + 0.5).mean(axis=1)
+
+
+def seed_interval(counts: Counts, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean accuracy over seeds; two-sided."""
+    return _middle(seed_draws(counts), confidence)
+
+
+def difference_interval(first: Counts, second: Counts, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of the first mean less the second; two-sided. The two are resampled independently."""
+    return _middle(seed_draws(first, 0) - seed_draws(second, 1), confidence)
+
+
+def _middle(draws: NDArray[np.float64], confidence: float) -> tuple[float, float]:
+    outside = (1 - confidence) / 2
+    low, high = np.quantile(draws, [outside, 1 - outside])
+    return float(low), float(high)
+
+
+# Hypotheses -----------------------------------------------------------------------------------------------------
+
+Table = dict[tuple[str, Place], Counts]  # (arm, place) -> counts
+
+
+class Hypothesis:
+    """A claim with its threshold; `judge` compares it with the table."""
+
+    name: str
+    claim: str
+
+    def judge(self, table: Table, seeds: int) -> Verdict:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AtLeast(Hypothesis):
+    """The arm's mean accuracy is at least `threshold` at every place: the lower bound is, or the upper one is not."""
+
+    name: str
+    claim: str
+    arm: str
+    places: tuple[Place, ...]
+    threshold: float
+
+    def judge(self, table: Table, seeds: int) -> Verdict:
+        outcomes, numbers = [], []
+        for place in self.places:
+            counts = table.get((self.arm, place))
+            if counts is None or len(counts.right) < seeds:
+                outcomes.append(UNDECIDED)
+                numbers.append(f"{place}: {_missing(self.arm, counts, seeds)}")
+                continue
+            low, high = seed_interval(counts)
+            outcomes.append(HOLDS if low >= self.threshold else FAILS if high < self.threshold else UNDECIDED)
+            numbers.append(f"{place}: {percent(counts.mean)} ({percent(low)} to {percent(high)})")
+        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers))
+
+
+@dataclass(frozen=True)
+class Beats(Hypothesis):
+    """The arm is at least `margin` above every rival at every place: so is the lower bound of the difference."""
+
+    name: str
+    claim: str
+    arm: str
+    rivals: tuple[str, ...]
+    places: tuple[Place, ...]
+    margin: float
+
+    def judge(self, table: Table, seeds: int) -> Verdict:
+        outcomes, numbers = [], []
+        for place in self.places:
+            own = table.get((self.arm, place))
+            for rival in self.rivals:
+                other = table.get((rival, place))
+                short = [
+                    _missing(name, counts, seeds)
+                    for name, counts in ((self.arm, own), (rival, other))
+                    if counts is None or len(counts.right) < seeds
+                ]
+                if own is None or other is None or short:
+                    outcomes.append(UNDECIDED)
+                    numbers.append(f"{place}: {', '.join(short)}")
+                    continue
+                low, high = difference_interval(own, other)
+                outcomes.append(HOLDS if low >= self.margin else FAILS if high < self.margin else UNDECIDED)
+                numbers.append(
+                    f"{place}: {percent(own.mean)} less {percent(other.mean)} of {rival} "
+                    f"is {points(own.mean - other.mean)} ({points(low)} to {points(high)})"
+                )
+        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers))
+
+
+def together(outcomes: Sequence[str]) -> str:
+    """Of parts that all have to hold: one that does not decides, then one that is not decided."""
+    return FAILS if FAILS in outcomes else UNDECIDED if UNDECIDED in outcomes or not outcomes else HOLDS
+
+
+def _missing(arm: str, counts: Counts | None, seeds: int) -> str:
+    return f"{arm} has {0 if counts is None else len(counts.right)} of {seeds} seeds"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def points(share: float) -> str:
+    return f"{100 * share:+.1f} points"
+
+
+# The protocol ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Search:
+    """How far the search for a rate has come: the rate chosen, or None and the cells it still needs."""
+
+    rate: float | None
+    losses: dict[float, float]  # by rate, of the runs that are finished
+    missing: list[Cell]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """An experiment's declaration, and the way through it."""
+
+    settings: dict[str, Setting]
+    waves: tuple[tuple[str, tuple[Arm, ...]], ...]  # (setting, arms) in the order in which they run
+    hypotheses: tuple[Hypothesis, ...]
+    rates: tuple[float, ...] = (1.25e-3, 2.5e-3, 5e-3, 1e-2)
+    rate_factor: float = 2.0  # by which the grid is extended
+    extensions: int = 3  # at most, on either side
+    search_seeds: tuple[int, ...] = (200,)
+    seeds: tuple[int, ...] = (10, 11, 12, 13, 14)
+    examples: int = 512
+    search_examples: int = 64
+
+    def next_cells(self, out: str | Path, failed: Sequence[str] = ()) -> list[Cell]:
+        """What can run now, given what `out` holds: the cells of the first wave that is not complete.
+
+        `failed`: names of cells that this sweep has tried in vain. A rate that fails counts as one with infinite loss.
+        """
+        out = Path(out)
+        for setting, wave in self.waves:
+            found: list[Cell] = []
+            for arm in wave:
+                search = self.search(out, setting, arm, failed)
+                found += search.missing if search.rate is None else self.table_cells(setting, arm, search.rate)
+            waiting = [cell for cell in found if cell.name not in failed and not _is_done(cell, out)]
+            if waiting:
+                return waiting
+        return []
+
+    def search_cells(self, setting: str, arm: Arm, rate: float) -> list[Cell]:
+        """One rate of the search, measured at the trained length alone."""
+        shortest = self.settings[setting].lengths.split(",")[0]
+        return [
+            Cell(f"search-{setting}-{arm.name}-lr{rate:g}-seed{seed}", self._config(setting, arm, rate, seed), shortest,
+                 self.search_examples)
+            for seed in self.search_seeds
+        ]  # fmt: skip
+
+    def table_cells(self, setting: str, arm: Arm, rate: float) -> list[Cell]:
+        return [
+            Cell(f"{setting}-{arm.name}-seed{seed}", self._config(setting, arm, rate, seed),
+                 self.settings[setting].lengths, self.examples)
+            for seed in self.seeds
+        ]  # fmt: skip
+
+    def _config(self, setting: str, arm: Arm, rate: float, seed: int) -> RunConfig:
+        return self.settings[setting].config.replace(
+            attention=arm.attention, attention_options=arm.options, lr=rate, seed=seed
+        )
+
+    def search(self, out: Path, setting: str, arm: Arm, failed: Sequence[str] = ()) -> Search:
+        """How far the search for an arm's rate has come."""
+        grid = list(self.rates)
+        limit = self.rate_factor**self.extensions * 1.001
+        while True:
+            losses: dict[float, float] = {}
+            missing: list[Cell] = []
+            for rate in grid:
+                cells = self.search_cells(setting, arm, rate)
+                runs = [_final_loss(cell, out, failed) for cell in cells]
+                finished = [loss for loss in runs if loss is not None]
+                if len(finished) == len(runs):
+                    losses[rate] = sum(finished) / len(finished)
+                missing += [cell for cell, loss in zip(cells, runs, strict=True) if loss is None]
+            if missing:
+                return Search(None, losses, missing)
+            best = min(losses, key=lambda rate: losses[rate])
+            below, above = best / self.rate_factor, best * self.rate_factor
+            if best == min(grid) and min(self.rates) / below <= limit:
+                grid.append(below)
+            elif best == max(grid) and above / max(self.rates) <= limit:
+                grid.append(above)
+            else:
+                return Search(best, losses, [])
+
+    def rows(self, out: Path, setting: str, arm: Arm, seed: int) -> list[dict[str, Any]]:
+        """What was measured of one cell of the table, in the setting's metric."""
+        folder = RunFolder(out / f"{setting}-{arm.name}-seed{seed}")
+        return [
+            row
+            for row in (folder.read_results() if folder.is_run() else [])
+            if (row["metric"], row["examples"]) == (self.settings[setting].metric, self.examples)
+            and "/" not in row["split"]
+        ]
+
+    def table(self, out: str | Path) -> Table:
+        """Everything measured so far at the table's seeds."""
+        found: dict[tuple[str, Place], list[tuple[int, float | None]]] = {}
+        for setting, wave in self.waves:
+            for arm in wave:
+                for seed in self.seeds:
+                    for row in self.rows(Path(out), setting, arm, seed):
+                        place = Place(setting, row["split"], int(row["length"]))
+                        right = round(row["value"] * self.examples)
+                        found.setdefault((arm.name, place), []).append((right, row.get("chance")))
+        return {
+            key: Counts(tuple(right for right, _ in cells), (self.examples,) * len(cells), cells[0][1])
+            for key, cells in found.items()
+        }
+
+    def verdicts(self, out: str | Path) -> list[Verdict]:
+        table = self.table(out)
+        return [hypothesis.judge(table, len(self.seeds)) for hypothesis in self.hypotheses]
+
+
+def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> None:
+    """The small files that a table rests on: every count, every rate tried with its loss, every verdict."""
+    out, folder = Path(out), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["setting,arm,split,length,seed,right,examples,chance"]
+    rates = ["setting,arm,rate,loss,chosen"]
+    for setting, wave in protocol.waves:
+        for arm in wave:
+            search = protocol.search(out, setting, arm)
+            for rate, loss in sorted(search.losses.items()):
+                rates.append(f"{setting},{arm.name},{rate:g},{loss:.6g},{'yes' if rate == search.rate else ''}")
+            for seed in protocol.seeds:
+                for row in protocol.rows(out, setting, arm, seed):
+                    chance = row.get("chance")
+                    right = round(row["value"] * protocol.examples)
+                    lines.append(f"{setting},{arm.name},{row['split']},{row['length']},{seed},{right},"
+                                 f"{protocol.examples},{'' if chance is None else f'{chance:.6g}'}")  # fmt: skip
+    write_atomically(folder / "cells.csv", "\n".join(lines) + "\n")
+    write_atomically(folder / "rates.csv", "\n".join(rates) + "\n")
+    verdicts = [asdict(verdict) for verdict in protocol.verdicts(out)]
+    write_atomically(folder / "verdicts.json", json.dumps(verdicts, indent=1, ensure_ascii=False) + "\n")
+
+
+def _is_done(cell: Cell, out: Path) -> bool:
+    folder = RunFolder(out / cell.name)
+    return folder.is_run() and is_done(cell, folder)
+
+
+def _final_loss(cell: Cell, out: Path, failed: Sequence[str]) -> float | None:
+    """Mean training loss over the last SEARCH_STEPS steps of a finished run; None if it is not finished."""
+    if cell.name in failed:
+        return float("inf")
+    folder = RunFolder(out / cell.name)
+    rows = folder.read_metrics() if folder.is_run() else []
+    if not rows or rows[-1]["step"] < cell.config.steps:
+        return None
+    last = [row["loss"] for row in rows if row["step"] > cell.config.steps - SEARCH_STEPS]
+    return sum(last) / len(last)

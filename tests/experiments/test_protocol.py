@@ -1,0 +1,197 @@
+"""The protocol on synthetic results: which rate is chosen, when the grid grows, what intervals and verdicts say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from traformer.experiments import what_works
+from traformer.experiments.protocol import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Arm,
+    AtLeast,
+    Beats,
+    Counts,
+    Place,
+    Protocol,
+    Setting,
+    arms,
+    difference_interval,
+    seed_interval,
+    together,
+    write_summary,
+)
+from traformer.models.from_run import build_model_config
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
+from traformer.tasks import build_task
+
+PLACE = Place("copy", "test", 12)
+ARM = Arm("a", "tra")
+
+
+def protocol(**changes) -> Protocol:
+    config = RunConfig(task="copy", task_options={"max_length": 3, "vocabulary": 12}, steps=200, log_every=50)
+    settings = {"copy": Setting("copy", config, "3,12")}
+    return Protocol(settings, (("copy", (ARM, Arm("b", "rope"))),), (), seeds=(10, 11), **changes)
+
+
+def train(out, cell, loss=1.0):
+    """A finished run with this loss at the end."""
+    folder = RunFolder(out / cell.name)
+    folder.write_config(cell.config, {})
+    lines = [{"step": step, "loss": 9.0 if step <= 100 else loss} for step in (50, 100, 150, 200)]
+    folder.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder.checkpoints / "step-200").mkdir(parents=True)
+
+
+def search(out, declared, losses):
+    for rate, loss in losses.items():
+        for cell in declared.search_cells("copy", ARM, rate):
+            train(out, cell, loss)
+
+
+def test_the_search_takes_the_rate_with_the_lowest_loss_at_the_end(tmp_path):
+    declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3))
+    assert [cell.config.lr for cell in declared.search(tmp_path, "copy", ARM).missing] == [1e-3, 2e-3, 4e-3, 8e-3]
+    search(tmp_path, declared, {1e-3: 0.4, 2e-3: 0.1, 4e-3: 0.2, 8e-3: 0.3})
+    found = declared.search(tmp_path, "copy", ARM)
+    assert found.rate == 2e-3 and found.losses[2e-3] == pytest.approx(0.1)
+
+
+def test_an_optimum_on_the_edge_extends_the_grid_until_it_is_inside(tmp_path):
+    declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3))
+    search(tmp_path, declared, {1e-3: 0.4, 2e-3: 0.3, 4e-3: 0.2, 8e-3: 0.1})
+    found = declared.search(tmp_path, "copy", ARM)
+    assert found.rate is None and [cell.config.lr for cell in found.missing] == [1.6e-2]
+    search(tmp_path, declared, {1.6e-2: 0.05})
+    assert [cell.config.lr for cell in declared.search(tmp_path, "copy", ARM).missing] == [3.2e-2]
+    search(tmp_path, declared, {3.2e-2: 0.7})
+    assert declared.search(tmp_path, "copy", ARM).rate == 1.6e-2
+
+
+def test_the_grid_is_extended_no_further_than_declared_and_downwards_too(tmp_path):
+    declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3), extensions=1)
+    search(tmp_path, declared, {1e-3: 0.1, 2e-3: 0.2, 4e-3: 0.3, 8e-3: 0.4})
+    assert [cell.config.lr for cell in declared.search(tmp_path, "copy", ARM).missing] == [5e-4]
+    search(tmp_path, declared, {5e-4: 0.05})
+    assert declared.search(tmp_path, "copy", ARM).rate == 5e-4
+
+
+def test_a_rate_that_fails_is_never_chosen(tmp_path):
+    declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3))
+    search(tmp_path, declared, {1e-3: 0.4, 2e-3: 0.1, 4e-3: 0.2})
+    (failed,) = declared.search_cells("copy", ARM, 8e-3)
+    assert declared.search(tmp_path, "copy", ARM, [failed.name]).rate == 2e-3
+
+
+def test_the_search_sees_the_trained_length_alone_and_seeds_of_its_own():
+    for declared in (protocol(), what_works.PROTOCOL):
+        assert not set(declared.search_seeds) & set(declared.seeds)
+        for setting, wave in declared.waves:
+            longest = build_task(
+                declared.settings[setting].config.task, declared.settings[setting].config.task_options
+            ).length_range[1]
+            for cell in declared.search_cells(setting, wave[0], declared.rates[0]):
+                assert cell.lengths == str(longest)
+
+
+def test_the_table_follows_the_search_of_the_wave(tmp_path):
+    declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3))
+    search(tmp_path, declared, {1e-3: 0.4, 2e-3: 0.1, 4e-3: 0.2, 8e-3: 0.3})
+    names = [cell.name for cell in declared.next_cells(tmp_path)]
+    assert names[:2] == ["copy-a-seed10", "copy-a-seed11"]
+    assert all(name.startswith("search-copy-b-") for name in names[2:]) and len(names) == 6
+    every = [*names, *(f"copy-b-seed{seed}" for seed in declared.seeds)]
+    for name in every:  # a sweep in which all else fails comes to an end
+        assert name not in [cell.name for cell in declared.next_cells(tmp_path, every)]
+
+
+def test_intervals_over_seeds():
+    sure = Counts((512,) * 5, (512,) * 5)
+    low, high = seed_interval(sure)
+    assert 0.997 < low < high < 1.0  # all right is not certainty
+    mixed = Counts((512, 512, 512, 0, 0), (512,) * 5)
+    low, high = seed_interval(mixed)
+    assert low < 0.25 and high > 0.95 and mixed.worst == 0.0 and mixed.best == 1.0
+    low, high = difference_interval(sure, mixed)
+    assert low < 0.05 < 0.35 < high
+    # One seed: what is left open is the binomial alone, near Clopper and Pearson's 0.44 to 0.56 for 150 of 300.
+    low, high = seed_interval(Counts((150,), (300,)))
+    assert low == pytest.approx(0.444, abs=0.01) and high == pytest.approx(0.556, abs=0.01)
+
+
+def counts(*right: int) -> Counts:
+    return Counts(right, (512,) * len(right))
+
+
+@pytest.mark.parametrize(
+    ("right", "outcome"),
+    [((500,) * 5, HOLDS), ((400,) * 5, FAILS), ((512, 512, 400, 512, 400), UNDECIDED), ((500,) * 4, UNDECIDED)],
+)
+def test_at_least(right, outcome):
+    verdict = AtLeast("H", "claim", "a", (PLACE,), 0.9).judge({("a", PLACE): counts(*right)}, 5)
+    assert verdict.outcome == outcome and "copy at 12" in verdict.numbers
+
+
+def test_beats_needs_every_rival():
+    table = {("a", PLACE): counts(*[500] * 5), ("b", PLACE): counts(*[100] * 5), ("c", PLACE): counts(*[490] * 5)}
+    assert Beats("H", "claim", "a", ("b",), (PLACE,), 0.1).judge(table, 5).outcome == HOLDS
+    assert Beats("H", "claim", "a", ("b", "c"), (PLACE,), 0.1).judge(table, 5).outcome == FAILS
+    missing = Beats("H", "claim", "a", ("b", "d"), (PLACE,), 0.1).judge(table, 5)
+    assert missing.outcome == UNDECIDED and "d has 0 of 5 seeds" in missing.numbers
+    # One rival that is as good decides, whatever else is missing.
+    assert Beats("H", "claim", "a", ("c", "d"), (PLACE,), 0.1).judge(table, 5).outcome == FAILS
+
+
+def test_parts_together():
+    assert together([HOLDS, HOLDS]) == HOLDS
+    assert together([HOLDS, UNDECIDED]) == UNDECIDED
+    assert together([UNDECIDED, FAILS]) == FAILS
+    assert together([]) == UNDECIDED
+
+
+def test_table_and_summary_from_run_folders(tmp_path):
+    declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3), examples=64)
+    search(tmp_path, declared, {1e-3: 0.4, 2e-3: 0.1, 4e-3: 0.2, 8e-3: 0.3})
+    for number, cell in enumerate(declared.table_cells("copy", ARM, 2e-3)):
+        folder = RunFolder(tmp_path / cell.name)
+        folder.write_config(cell.config, {})
+        base = {"split": "test", "length": 12, "examples": 64, "chance": 0.5}
+        folder.write_results(
+            [
+                {**base, "metric": "exact_match", "value": (32 + number) / 64},
+                {**base, "metric": "token_accuracy", "value": 1.0},
+            ]
+        )
+    assert declared.table(tmp_path) == {("a", PLACE): Counts((32, 33), (64, 64), 0.5)}
+    write_summary(declared, tmp_path, tmp_path / "summary")
+    assert (tmp_path / "summary" / "cells.csv").read_text().splitlines() == [
+        "setting,arm,split,length,seed,right,examples,chance",
+        "copy,a,test,12,10,32,64,0.5",
+        "copy,a,test,12,11,33,64,0.5",
+    ]
+    assert "copy,a,0.002,0.1,yes" in (tmp_path / "summary" / "rates.csv").read_text().splitlines()
+    assert json.loads((tmp_path / "summary" / "verdicts.json").read_text()) == []
+
+
+def test_what_works_is_declared_in_full():
+    declared = what_works.PROTOCOL
+    assert len(declared.rates) >= 4 and len(declared.seeds) >= 5 and declared.examples >= 512
+    assert not {0, 1, 2, 3} & set(declared.seeds)  # the seeds that tra_plus was designed with
+    known = {(setting, arm.name) for setting, wave in declared.waves for arm in wave}
+    for hypothesis in declared.hypotheses:
+        rivals = getattr(hypothesis, "rivals", ())
+        for place in hypothesis.places:
+            assert {(place.setting, name) for name in (hypothesis.arm, *rivals)} <= known
+            lengths = declared.settings[place.setting].lengths.split(",")
+            assert str(place.length) in lengths
+    for setting, wave in declared.waves:
+        for arm in wave:
+            cell = declared.table_cells(setting, arm, 1e-3)[0]
+            build_model_config(cell.config, build_task(cell.config.task, cell.config.task_options))
+    assert {verdict.outcome for verdict in declared.verdicts("nowhere")} == {UNDECIDED}
+    assert arms("tra") == (Arm("tra", "tra"),)
