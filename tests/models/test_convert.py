@@ -366,6 +366,81 @@ def test_named_configurations(tmp_path):
     torch.testing.assert_close(same.eval()(tokens()).logits, model.eval()(tokens()).logits)
 
 
+def write_gguf(path: Path, model: PreTrainedModel, quantisation: str) -> None:
+    """A Llama as a GGUF file: queries and keys in its order of rotary pairs, matrices quantised as asked."""
+    gguf = pytest.importorskip("gguf")
+    config, writer = model.config, gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(config.vocab_size)
+    inside = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }  # fmt: skip
+    outside = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    kind = gguf.GGMLQuantizationType[quantisation]
+    for name, tensor in model.state_dict().items():
+        module = name.removesuffix(".weight")
+        if module in outside:
+            target = outside[module]
+        else:
+            _, _, layer, rest = module.split(".", 3)
+            target = f"blk.{layer}.{inside[rest]}"
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(inside[rest])
+            if heads:  # [heads, 2, half, in] as [heads, half, 2, in]
+                tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        values = tensor.float().numpy()
+        if values.ndim == 1:
+            writer.add_tensor(f"{target}.weight", values)
+        else:
+            writer.add_tensor(f"{target}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("quantisation", ["F32", "Q8_0"])
+def test_a_model_from_a_gguf_file(quantisation, tmp_path):
+    """Its weights are floats once loaded, whatever the file holds; it converts, saves and loads as any other."""
+    original = source("llama", hidden_size=64, intermediate_size=96, vocab_size=64, attention_bias=False)
+    write_gguf(tmp_path / "model.gguf", original, quantisation)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf").eval()
+    assert model.hf_quantizer is not None  # what conversion must see through
+    x = tokens()
+    expected = model(x).logits
+    torch.testing.assert_close(expected, original(x).logits, rtol=0.05, atol=0.0 if quantisation == "F32" else 0.5)
+    torch.testing.assert_close(convert(model, "rope")(x).logits, expected, rtol=1e-4, atol=1e-4)
+    converted = convert(model, "tra")
+    converted.save_pretrained(tmp_path / "converted")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "converted")
+    assert getattr(again.config, "quantization_config", None) is None
+    assert torch.equal(again.eval()(x).logits, converted(x).logits)
+
+
+def test_quantised_weights_are_refused():
+    model = source("llama")
+    model.model.layers[1].mlp.up_proj.weight = torch.nn.Parameter(
+        torch.zeros(48, 32, dtype=torch.int8), requires_grad=False
+    )
+    with pytest.raises(InputError, match=r"weights are quantised \(model.layers.1.mlp.up_proj.weight\)"):
+        convert(model)
+    packed = source("llama")
+    layer = packed.model.layers[0].mlp.down_proj
+    del layer.weight
+    layer.register_buffer("qweight", torch.zeros(4, 48, dtype=torch.int32))
+    with pytest.raises(InputError, match=r"weights are quantised \(model.layers.0.mlp.down_proj.qweight\)"):
+        convert(packed)
+
+
 def test_bad_options():
     model = source("llama")
     with pytest.raises(InputError, match="unknown attention 'alibbi'; did you mean 'alibi'"):

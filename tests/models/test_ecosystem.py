@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import logging
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, StaticCache
 from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+from transformers.utils import logging as transformers_logging
 
 from tests.models.common import SMALL, small_model, tokens
 from traformer.errors import InputError
@@ -98,11 +100,19 @@ def test_bf16_autocast(attention):
     assert cosine > 0.9
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_other_dtypes_generate(attention, dtype):
+    """Each generated token is the best by the step's logits, which are as right as one forward of that precision."""
     model, x = small_model(attention).to(dtype), tokens(length=7)
-    result = model.generate(x, max_new_tokens=4, do_sample=False)
-    assert result.shape == (2, 11)
+    result = model.generate(x, max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    steps = torch.stack(result.logits, dim=1)  # [B, 6, vocabulary]
+    assert torch.equal(steps.argmax(-1), result.sequences[:, 7:])
+    with torch.no_grad():
+        forward = model(result.sequences[:, :-1]).logits[:, 6:].double()
+        exact = model.to(torch.float64)(result.sequences[:, :-1]).logits[:, 6:]  # the same rounded weights
+    error, allowed = (steps.double() - exact).abs().max(), (forward - exact).abs().max()
+    rounding = 2**-23 * exact.abs().max()  # generate hands logits out in float32
+    assert error <= 2 * allowed + rounding, f"{error} by steps, {allowed} by one forward"
 
 
 def test_lora(attention, tmp_path):
@@ -174,6 +184,58 @@ def test_export_of_the_decode_step(compiled_attention, request):
         for t in range(9):
             logits = step(input_ids=x[:, t : t + 1], cache_position=torch.tensor([t]))
             torch.testing.assert_close(logits[:, 0], expected[:, t], rtol=1e-4, atol=1e-4)
+
+
+def test_no_attentions_where_no_keys_are_weighed(attention):
+    output = small_model(attention)(tokens(), output_attentions=True)
+    assert (output.attentions is None) == (not ATTENTIONS[attention].has_weights)
+
+
+def test_a_loss_on_attentions_has_a_gradient():
+    """And the loss of the output has none with respect to them: they are not on its path."""
+    model, x = small_model(), tokens()
+    output = model(x, labels=x, output_attentions=True)
+    output.attentions[0].retain_grad()
+    output.loss.backward(retain_graph=True)
+    assert output.attentions[0].grad is None
+    model.zero_grad()
+    output.attentions[0].square().sum().backward()
+    assert model.model.layers[0].self_attn.q_proj.weight.grad.abs().sum() > 0
+
+
+def test_the_warning_about_attentions_comes_once(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    transformers_logging.warning_once.cache_clear()
+    model, x = small_model(), tokens()
+    with caplog.at_level(logging.WARNING):
+        with torch.no_grad():
+            model(x, output_attentions=True)
+        assert not caplog.records
+        model(x, output_attentions=True)
+        model(x, output_attentions=True)
+    assert len([record for record in caplog.records if "beside the output" in record.message]) == 1
+
+
+def test_a_base_model_from_a_language_model_and_back(attention, tmp_path):
+    """transformers strips or adds the prefix and warns of a head that is new; everything else must be there."""
+    model, x = small_model(attention), tokens()
+    model.save_pretrained(tmp_path / "language_model")
+    base = TraformerModel.from_pretrained(tmp_path / "language_model").eval()
+    with torch.no_grad():
+        expected = model.model(x).last_hidden_state
+        assert torch.equal(base(x).last_hidden_state, expected)
+    base.save_pretrained(tmp_path / "base")
+    again, info = TraformerForCausalLM.from_pretrained(tmp_path / "base", output_loading_info=True)
+    assert info["missing_keys"] == {"lm_head.weight"}
+    with torch.no_grad():
+        assert torch.equal(again.eval().model(x).last_hidden_state, expected)
+    assert 0.015 < again.lm_head.weight.std() < 0.025  # as a head starts
+
+
+def test_a_base_model_of_another_attention_is_refused(tmp_path):
+    small_model("tra").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"holds .*decay_proj"):
+        TraformerModel.from_pretrained(tmp_path, attention="rope")
 
 
 def test_model_card(tmp_path):

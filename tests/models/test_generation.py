@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import runpy
 from pathlib import Path
 
@@ -239,8 +240,8 @@ def test_bad_prompts():
         ({"inputs": [[1, 2], [3]]}, "different lengths and no mask"),
         ({"inputs": [[1, 2], [3, 4]]}, "must be a tensor"),
         (
-            {"inputs": torch.ones(2, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 1], [1, 1, 0]])},
-            "ends in padding in row 1",
+            {"inputs": torch.ones(2, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 1], [0, 0, 0]])},
+            "a row without a real token",
         ),
         ({"inputs": torch.ones(1, 3, dtype=torch.long), "max_new_tokens": 10**12}, "GiB of cache"),
     ]
@@ -258,6 +259,25 @@ def test_bad_prompts():
         model(tokens(1, 1), past_key_values=cache, attention_mask=torch.ones(1, 1))
     with pytest.raises(InputError, match="a batch of 1, but the new tokens are a batch of 2"):
         model(tokens(2, 1), past_key_values=cache)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_right_padding_is_a_warning(rows, caplog, monkeypatch):
+    """As in transformers; what follows the padding is what one forward over the same mask gives."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model, x = small_model(), tokens(rows, 6)
+    mask = torch.ones_like(x)
+    mask[-1, 4:] = 0
+    with caplog.at_level(logging.WARNING):
+        result = model.generate(x, attention_mask=mask, max_new_tokens=1, do_sample=False, pad_token_id=0)
+        assert len({record.message for record in caplog.records if "padd" in record.message}) == 1
+    with torch.no_grad():
+        logits = model(x, attention_mask=mask, past_key_values=model.model.new_cache()).logits
+    assert torch.equal(result[:, -1], logits[:, -1].argmax(-1))
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        model.generate(x, attention_mask=mask.flip(1), max_new_tokens=1, do_sample=False, pad_token_id=0)
+    assert not caplog.records
 
 
 def test_the_shared_prefix_example_runs(monkeypatch, capsys):

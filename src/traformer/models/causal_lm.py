@@ -45,6 +45,9 @@ class TraformerForCausalLM(TraformerPreTrainedModel, CheckedGenerationMixin):
         cu_seqlens       [n + 1] where packed sequences start and end, batch 1 (also as cu_seq_lens_q)
         labels           [B, T]; token t is predicted from position t - 1, -100 is not scored
         logits_to_keep   only the last so many logits (or those at the given indices); 0 = all
+        output_attentions  one [B, H, T, past + T] per layer, None for a layer that weighs no keys (and None altogether
+                         if no layer does). They are computed beside the output: a loss on them has a gradient, but the
+                         loss of the output has none with respect to them
         """
         outputs = self.model(
             input_ids=input_ids,

@@ -6,13 +6,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.utils import logging
 
 from traformer.errors import InputError
 from traformer.models.config import TraformerConfig
 
+logger = logging.get_logger(__name__)
+
 
 def check_prompt(prompt: Any, attention_mask: Tensor | None, vocab_size: int) -> None:
-    """Raise InputError for a prompt that is empty, ragged, padded on the right, or holds ids outside the vocabulary."""
+    """Raise InputError for a prompt that is empty, ragged or holds ids outside the vocabulary.
+
+    Padding on the right is a warning, as in transformers: generation continues after the padding.
+    """
     if isinstance(prompt, (list, tuple)):
         lengths = {len(row) for row in prompt if isinstance(row, (list, tuple))}
         if len(lengths) > 1:
@@ -26,13 +32,10 @@ def check_prompt(prompt: Any, attention_mask: Tensor | None, vocab_size: int) ->
     check_ids(prompt, vocab_size)
     if attention_mask is None:
         return
-    if not bool(attention_mask[:, -1].all()):
-        row = int((attention_mask[:, -1] == 0).nonzero()[0, 0])
-        raise InputError(
-            f"attention_mask ends in padding in row {row}; generation goes on from the last place, so pad on the left"
-        )
     if not bool(attention_mask.any(-1).all()):
         raise InputError("attention_mask has a row without a real token; leave that row out")
+    if len(attention_mask) == 1 and not bool(attention_mask[0, -1]):  # transformers itself warns for larger batches
+        logger.warning("the prompt is padded on the right and generation continues after the padding; pad on the left")
 
 
 def check_ids(input_ids: Tensor, vocab_size: int) -> None:
@@ -70,9 +73,16 @@ def check_memory(config: TraformerConfig, rows: int, length: int, dtype: torch.d
         )
 
 
-def check_loaded(info: Any, path: Any, attention: str) -> None:
-    """Raise InputError where a checkpoint's weights are not those of the model they were loaded into."""
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+def check_loaded(info: Any, path: Any, attention: Any) -> None:
+    """Raise InputError where a checkpoint's weights are not those of the model they were loaded into.
+
+    The head may be missing (a base model's checkpoint; transformers warns that it is new) or be left out (a base model
+    from a language model's checkpoint).
+    """
+    missing, unexpected = (
+        sorted(name for name in info[kind] if not name.startswith("lm_head."))
+        for kind in ("missing_keys", "unexpected_keys")
+    )
     if not missing and not unexpected:
         return
     what = f"lacks {missing[0]!r}" if missing else f"holds {unexpected[0]!r}, which the model lacks"

@@ -26,7 +26,8 @@ def convert(
 ) -> ConvertedForCausalLM:
     """The same decoder with another attention: weights kept, positions removed, the method's own parameters added.
 
-    model              a causal language model of the families Llama, Mistral, Qwen2, Qwen3 or GPT-2
+    model              a causal language model of the families Llama, Mistral, Qwen2, Qwen3 or GPT-2, its weights plain
+                       floats (as they are after loading a GGUF file)
     attention          a name in ATTENTIONS, or in NAMED (then what the name stands for, options included)
     qk_norm            True: queries and keys are RMS-normalised without a learned scale, as in TRA as published (a norm
                        of the model's own, as in Qwen3, then goes); False: scores stay as the model was trained to make
@@ -73,11 +74,25 @@ def _family_of(model: Any) -> Family:
         raise InputError(f"{type(model).__name__} is {kind}. Known: {', '.join(known)}")
     if not isinstance(model, family.source):
         raise InputError(f"convert takes a {family.source.__name__} of this family, not {type(model).__name__}")
-    if getattr(model, "hf_quantizer", None) is not None:
-        raise InputError("the model's weights are quantised; load it without quantisation to convert it")
+    quantised = _quantised_weight(model)
+    if quantised is not None:
+        raise InputError(f"the model's weights are quantised ({quantised}); load it without quantisation to convert it")
     if getattr(model.config, "add_cross_attention", False):
         raise InputError("the model has cross-attention, so it is no decoder alone and cannot be converted")
     return family
+
+
+def _quantised_weight(model: PreTrainedModel) -> str | None:
+    """The name of a weight that is not a plain tensor of floats.
+
+    A quantizer alone says nothing: a GGUF file's weights are unpacked on loading, and the model keeps its quantizer.
+    """
+    plain = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for name, parameter in model.named_parameters():
+        if type(parameter) is not nn.Parameter or type(parameter.data) is not Tensor or parameter.dtype not in plain:
+            return name
+    packed = (name for name, buffer in model.named_buffers() if buffer.dim() == 2 and not buffer.is_floating_point())
+    return next((name for name in packed if hasattr(model.get_submodule(name.rpartition(".")[0]), "in_features")), None)
 
 
 def _converted_config(
@@ -90,7 +105,7 @@ def _converted_config(
             f"keep_positions is for models that add learned positions (GPT-2); {type(model).__name__} has none"
         )
     settings = model.config.to_dict()
-    for name in ("model_type", "architectures", "transformers_version"):
+    for name in ("model_type", "architectures", "transformers_version", "quantization_config"):
         settings.pop(name, None)
     for name, without in (("sliding_window", None), ("use_sliding_window", False), ("layer_types", None)):
         if name in settings:

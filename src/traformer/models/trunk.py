@@ -82,6 +82,8 @@ class Trunk(PreTrainedModel):
             logger.warning_once("a cache cannot be kept under gradient checkpointing; going on with use_cache=False")
             use_cache, past_key_values = False, None
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        if output_attentions:
+            output_attentions = self._can_show_attentions()
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
 
@@ -113,6 +115,18 @@ class Trunk(PreTrainedModel):
             attentions=tuple(attentions) if output_attentions else None,
         )
         return output if return_dict or return_dict is None else output.to_tuple()
+
+    def _can_show_attentions(self) -> bool:
+        """Whether some layer weighs keys; and a warning, once, of what its weights are not."""
+        if not any(layer.has_weights for layer in self.attention_layers):
+            logger.warning_once("no layer of this model weighs keys, so output_attentions gives None")
+            return False
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            logger.warning_once(
+                "attentions are computed beside the output, not on the way to it: a loss on them has a gradient, but "
+                "the loss of the output has none with respect to them"
+            )
+        return True
 
 
 def _packing_keyword(cu_seqlens: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
