@@ -7,10 +7,13 @@
 
 class DenormalMode {
  public:
-  explicit DenormalMode(bool flush) : before(read()) { write(flush ? before | FLUSH : before & ~FLUSH); }
+  explicit DenormalMode(bool flush) : before(read()) { set(flush); }
   ~DenormalMode() { write(before); }
   DenormalMode(const DenormalMode&) = delete;
   DenormalMode& operator=(const DenormalMode&) = delete;
+
+  static bool flushes() { return FLUSH && (read() & FLUSH) == FLUSH; }
+  static void set(bool flush) { write(flush ? read() | FLUSH : read() & ~FLUSH); }
 
  private:
   // The asm statements tell the compiler that memory changes, so that no load, and no arithmetic on it, moves across.

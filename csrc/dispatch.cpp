@@ -1,6 +1,10 @@
 // Chooses among the instruction sets that this library was built with.
 #include "traformer.h"
 
+namespace {
+#include "denormals.h"
+}
+
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
 #endif
@@ -77,6 +81,12 @@ int tra_amx_is_broken(void) {
 #else
   return 0;
 #endif
+}
+int tra_set_flush_denormals(int flush, int threads) {
+  const bool before = DenormalMode::flushes();
+#pragma omp parallel num_threads(threads < 1 ? 1 : threads)
+  DenormalMode::set(flush != 0);
+  return before;
 }
 int64_t tra_problem_size(void) { return sizeof(TraProblem); }
 int tra_forward(int isa, const TraProblem* problem) {

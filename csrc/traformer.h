@@ -72,6 +72,9 @@ int tra_forward(int isa, const TraProblem* problem);
 int tra_backward(int isa, const TraProblem* problem);
 // Whether this CPU announces AMX but has no tiles, as some virtual machines do: whoever believes it dies of SIGILL.
 int tra_amx_is_broken(void);
+// Sets whether the calling thread and the first `threads` of its OpenMP pool flush denormal numbers to zero, from now on.
+// Returns whether the calling thread did before.
+int tra_set_flush_denormals(int flush, int threads);
 // sizeof(TraProblem), so that a loader can refuse a library of another version.
 int64_t tra_problem_size(void);
 

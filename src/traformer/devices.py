@@ -1,14 +1,31 @@
-"""Which device a run or an evaluation uses, and how many threads."""
+"""Which device a run or an evaluation uses, how many threads, and how these treat denormal numbers."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from traformer.errors import InputError
+from traformer.ops.threshold_relative.cpu import set_flush_denormals
 
 LEAST_THREAD_LIMIT = 64
+
+
+@contextmanager
+def flush_denormals() -> Iterator[None]:
+    """Denormal numbers count as zero in torch's CPU threads within this block, or in a function that this decorates.
+
+    Attention weights that underflow become denormal, and on Intel each operation on such a number takes some 150
+    cycles: docs/kernel.md has what that costs each method.
+    """
+    before = set_flush_denormals(True)
+    try:
+        yield
+    finally:
+        set_flush_denormals(before)
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:

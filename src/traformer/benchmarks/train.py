@@ -163,11 +163,14 @@ class Step:
 
 def measure(methods: Sequence[str], rounds: int, **settings: Any) -> list[dict[str, Any]]:
     """Seconds a step and their ratio to RoPE's, one row a method."""
+    from traformer.devices import flush_denormals
+
     steps = {name: Step(name, **settings) for name in methods}
     kernels = {name: attention_kernel(step) for name, step in steps.items()}  # warms up, too
-    for step in steps.values():
-        step()
-    seconds = interleaved(steps, rounds)
+    with flush_denormals():  # as training does
+        for step in steps.values():
+            step()
+        seconds = interleaved(steps, rounds)
     rows = []
     for name in methods:
         ratios = sorted(mine / base for mine, base in zip(seconds[name], seconds[BASELINE], strict=True))

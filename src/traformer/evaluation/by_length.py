@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from traformer.devices import flush_denormals
 from traformer.errors import InputError
 from traformer.evaluation.batches import batch_sizes
 from traformer.evaluation.watcher import Watcher
@@ -90,6 +91,7 @@ def evaluate_run(
     return sorted(wanted, key=lambda row: order[row["split"].split("/")[0], row["length"]])
 
 
+@flush_denormals()
 @torch.inference_mode()
 def measure(
     model: nn.Module,

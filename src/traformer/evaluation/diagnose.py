@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from traformer.devices import flush_denormals
 from traformer.errors import InputError
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
@@ -129,6 +130,7 @@ def _first_splits(splits: list[Split]) -> list[Split]:
     return sorted(first.values(), key=lambda split: split.size)
 
 
+@flush_denormals()
 @torch.inference_mode()
 def measure(model: nn.Module, split: Split, examples: int, queries: int, seed: int) -> _HeadTotals:
     """Both failures on the first `examples` sequences of a split."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from traformer.devices import flush_denormals
 from traformer.errors import InputError
 from traformer.evaluation.batches import batch_sizes
 from traformer.evaluation.watcher import Watcher
@@ -113,6 +114,7 @@ def windows(tokens: int, window: int, stride: int) -> Iterable[Window]:
         scored_to = stop
 
 
+@flush_denormals()
 @torch.inference_mode()
 def measure_perplexity(
     model: Any,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from traformer.devices import flush_denormals
 from traformer.errors import InputError, RunError
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import ATTENTIONS, ThresholdRelativeAttention
@@ -260,6 +261,7 @@ def _length(split: Split) -> int | str:
 # Measuring ------------------------------------------------------------------------------------------------------
 
 
+@flush_denormals()
 @torch.inference_mode()
 def measure(
     run: StretchRun, split: Split, examples: int, seed: int, chunk: int, step: int, advance: Callable[[int], None]

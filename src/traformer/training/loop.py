@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from traformer.devices import set_threads
+from traformer.devices import flush_denormals, set_threads
 from traformer.errors import InputError, RunError, Stopped
 from traformer.models import memory
 from traformer.models.from_run import build_model, build_model_config, load_weights
@@ -81,6 +81,7 @@ def train(
             progress = stack.enter_context(
                 TrainingProgress(Path(path).name, config.steps, quiet=quiet or not group.is_main)
             )
+            stack.enter_context(flush_denormals())
             return _Run(config, folder, group, progress, stop).train()
     finally:
         group.stop()

@@ -17,6 +17,14 @@ from traformer.processor import library_path
 ISA_VARIABLE = "TRAFORMER_CPU_ISA"
 INDEX_BLOCK = 64  # keys per block of a key index
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_FUNCTIONS = (
+    "tra_isa_name",
+    "tra_isa_supported",
+    "tra_problem_size",
+    "tra_set_flush_denormals",
+    "tra_forward",
+    "tra_backward",
+)
 _ERRORS = {1: "not enough memory for the workspace", 2: "the problem is malformed", 3: "no such instruction set"}
 
 
@@ -63,10 +71,13 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return None, f"backend 'cpu' cannot be loaded: {error}"
+    other_version = "backend 'cpu' was compiled from another version of the package; install it again"
+    if any(not hasattr(library, name) for name in _FUNCTIONS):
+        return None, other_version
     library.tra_isa_name.restype = ctypes.c_char_p
     library.tra_problem_size.restype = ctypes.c_int64
     if library.tra_problem_size() != ctypes.sizeof(_Problem):
-        return None, "backend 'cpu' was compiled from another version of the package; install it again"
+        return None, other_version
     return library, None
 
 
@@ -123,6 +134,19 @@ def unsupported_reason(dtype: torch.dtype, head_size: int) -> str | None:
     if head_size % 8 or not 8 <= head_size <= 256:
         return f"backend 'cpu' takes head sizes that are multiples of 8 up to 256, not {head_size}"
     return None
+
+
+def set_flush_denormals(flush: bool) -> bool:
+    """Set whether torch's CPU threads treat denormal numbers as zero; returns whether the calling thread did before.
+
+    Without the compiled kernel only the calling thread, and those of the pool that start later, can be reached.
+    """
+    library, _ = _load()
+    if library is None:
+        before = bool((torch.full((1,), 1e-30) * 1e-10).view(torch.int32) == 0)
+        torch.set_flush_denormal(flush)
+        return before
+    return bool(library.tra_set_flush_denormals(int(flush), torch.get_num_threads()))
 
 
 def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
