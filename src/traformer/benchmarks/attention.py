@@ -1,11 +1,15 @@
 """`tra bench attention`: the kernel against ordinary attention, by length.
 
-Every round runs each method once, in turn, so that a busy machine disturbs all alike; what is told is the ratio within
-a round: its median and its middle half. Methods:
+Every round runs each method once, in turn, so that a busy machine disturbs all alike; what is reported is the ratio
+within a round: its median and its middle half. Methods:
 
     tra        this kernel with its default tolerance        tra_full   the same with tolerance 0: every key is read
     sdpa       torch's scaled_dot_product_attention, causal  alibi      the same with an ALiBi bias and causal mask
     eager      the formula in plain torch                    compiled   torch.compile of it
+
+A last table has the time of tra_full with decays as at the start over that with heads that never forget. Both read the
+same keys, so it is about 1; where a processor is slow on denormal numbers and the kernel did not flush them, it is far
+above.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import platform
 import statistics
 import subprocess
 import sys
@@ -26,6 +31,7 @@ from traformer.errors import InputError, unknown_name
 
 METHODS = ("tra", "tra_full", "sdpa", "alibi", "eager", "compiled")
 DECAYS = ("init", "long", "run")
+DENORMAL_SHAPE = (16, 4, 512)  # batch, heads and length at which init is compared with long
 PASSES = ("forward", "both")
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 # Batch and heads by length: about as much work for the quadratic ones as a machine has patience for.
@@ -39,16 +45,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", nargs="+", type=positive_int, default=list(LENGTHS), metavar="N")
     parser.add_argument("--methods", nargs="+", default=["tra", "tra_full", "sdpa"], metavar="NAME",
                         help=f"of {', '.join(METHODS)} (default: tra tra_full sdpa)")  # fmt: skip
-    parser.add_argument("--decays", nargs="+", default=["init", "long"], metavar="NAME",
-                        help="init: logsigmoid(N(0,1)); long: logsigmoid(N(6,1)); run: that of --run")  # fmt: skip
+    parser.add_argument("--decays", nargs="+", metavar="NAME",
+                        help="init: logsigmoid(N(0,1)); long: logsigmoid(N(6,1)); run: those of --run "
+                             "(default: init long, or run where --run is given)")  # fmt: skip
     parser.add_argument(
         "--passes", nargs="+", default=list(PASSES), metavar="NAME", help="forward, both (default: both of them)"
     )
     parser.add_argument(
-        "--run", type=Path, metavar="DIR", help="a run folder: measure on its model's queries, keys and decays"
+        "--run", type=Path, metavar="DIR", help="a run folder: measure on its model's queries, keys and decays too"
     )
     parser.add_argument("--head-size", type=positive_int, default=64)
-    parser.add_argument("--rounds", type=positive_int, default=15, help="timed calls a method (default 15)")
+    parser.add_argument("--rounds", type=positive_int, default=15, help="timed calls per method (default 15)")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="per case, fewer rounds when they take longer (default 20)"
     )
@@ -69,6 +76,10 @@ def main(args: argparse.Namespace) -> int:
     """Measure, print the table, write what was asked for."""
     import torch
 
+    if args.decays is None:
+        args.decays = ["init", "long"] if args.run is None else ["run"]
+    if args.run is not None and "run" not in args.decays:
+        args.decays.append("run")
     for kind, names, known in (
         ("method", args.methods, METHODS),
         ("decay", args.decays, DECAYS),
@@ -77,15 +88,15 @@ def main(args: argparse.Namespace) -> int:
         for name in names:
             if name not in known:
                 raise unknown_name(kind, name, known)
-    if ("run" in args.decays) != (args.run is not None):
-        raise InputError("--decays run and --run DIR belong together; give both or neither")
+    if "run" in args.decays and args.run is None:
+        raise InputError("--decays run needs a trained model to take the decays from; add --run DIR")
     for path in (args.json, args.markdown, args.plot):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
     if args.threads:
         torch.set_num_threads(args.threads)
     about = describe_machine(args.head_size) | {"clock": args.clock}
-    print("; ".join(f"{key} {value}" for key, value in about.items()))
+    print(machine_line(about))
     rows: list[dict[str, Any]] = []
     for length in args.lengths:
         batch, heads = SHAPES.get(length, (1, 2) if length <= 32768 else (1, 1))
@@ -101,18 +112,22 @@ def main(args: argparse.Namespace) -> int:
                     if row["length"] == length and row["decay"] == decay and row["method"] in ("tra", "sdpa"):
                         row["peak_mib"] = peak_memory(row, args.head_size, torch.get_num_threads())
     table = markdown(rows)
+    if "tra_full" in args.methods and {"init", "long"} <= set(args.decays):
+        compared = [compare_decays(name, args.head_size, args.rounds, args.clock) for name in args.passes]
+        table += "\n\n" + denormal_table(compared)
+        rows += compared
     print(table)
     if args.markdown is not None:
-        args.markdown.write_text(f"{table}\n", encoding="utf-8")
+        args.markdown.write_text(f"{machine_line(about)}\n\n{table}\n", encoding="utf-8")
     if args.json is not None:
         args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     if args.plot is not None:
-        plot(rows, args.plot)
+        plot([row for row in rows if row["benchmark"] == "attention"], args.plot)
     return 0
 
 
 def describe_machine(head_size: int) -> dict[str, Any]:
-    """What ran: versions, threads, instruction sets, and which of torch's CPU kernels answers for SDPA."""
+    """What ran: processor, versions, threads, instruction sets, and which of torch's CPU kernels answers for SDPA."""
     import torch
     from torch.nn.attention import SDPBackend
 
@@ -122,12 +137,28 @@ def describe_machine(head_size: int) -> dict[str, Any]:
     names = {kind.value: name for name, kind in SDPBackend.__members__.items()}
     chosen = names.get(int(torch._fused_sdp_choice(q, q, q, is_causal=True)), "unknown")
     return {
+        "cpu": cpu_model(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "torch cpu": torch.backends.cpu.get_cpu_capability(),
         "kernel": cpu.instruction_set() if cpu.is_available() else f"none ({cpu.unavailable_reason()})",
+        "denormals": "flushed in the kernel" if cpu.is_available() else "kept",
         "sdpa backend": chosen,
     }
+
+
+def cpu_model() -> str:
+    """The processor's name, as the kernel of the operating system has it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def machine_line(about: dict[str, Any]) -> str:
+    return "; ".join(f"{key} {value}" for key, value in about.items())
 
 
 def draw(batch: int, heads: int, length: int, head_size: int, decay: str) -> tuple[Any, ...]:
@@ -172,7 +203,7 @@ def from_run(folder: Path, length: int) -> tuple[Any, ...]:
 
 
 def callables(inputs: tuple[Any, ...], passes: str, quadratic: bool) -> dict[str, Callable[[], Any]]:
-    """One closure a method, without those too large for this length."""
+    """One closure per method, without those too large for this length."""
     import torch
     import torch.nn.functional as F
 
@@ -269,6 +300,41 @@ def measure(
     return rows
 
 
+def compare_decays(passes: str, head_size: int, rounds: int, clock: str = "wall") -> dict[str, Any]:
+    """Time of tra_full as at the start over that with heads that never forget: the same keys, in the same rounds."""
+    calls = {
+        decay: callables(draw(*DENORMAL_SHAPE, head_size, decay), passes, True)["tra_full"]
+        for decay in ("init", "long")
+    }
+    now = time.process_time if clock == "cpu" else time.perf_counter
+    times: dict[str, list[float]] = {decay: [] for decay in calls}
+    for i in range(1 + max(2, rounds)):
+        for decay, call in calls.items():
+            start = now()
+            call()
+            if i:  # the first round warms up
+                times[decay].append(now() - start)
+    ratios = [a / b for a, b in zip(times["init"], times["long"], strict=True)]
+    batch, heads, length = DENORMAL_SHAPE
+    return {
+        "benchmark": "denormals", "pass": passes, "batch": batch, "heads": heads, "length": length,
+        "head_size": head_size, "rounds": len(ratios), "init_ms": statistics.median(times["init"]) * 1e3,
+        "long_ms": statistics.median(times["long"]) * 1e3, "ratio": statistics.median(ratios),
+        "ratio_low": quartile(ratios, 1), "ratio_high": quartile(ratios, 3),
+    }  # fmt: skip
+
+
+def denormal_table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| every key read, length (B, H) | pass | init ms | long ms | init over long (about 1) |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        f"| {r['length']} ({r['batch']}, {r['heads']}) | {r['pass']} | {r['init_ms']:.2f} | {r['long_ms']:.2f} "
+        f"| {r['ratio']:.2f} [{r['ratio_low']:.2f}, {r['ratio_high']:.2f}] |"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
 def quartile(values: list[float], which: int) -> float:
     return statistics.quantiles(values, n=4, method="inclusive")[which - 1]
 
@@ -286,7 +352,7 @@ print((peak_kib() - before) / 1024)
 
 
 def peak_kib() -> int:
-    """Most memory this process has held, in KiB. (getrusage would tell its parent's, which exec does not forget.)"""
+    """Most memory this process has held, in KiB. (getrusage would report its parent's, which exec keeps.)"""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
@@ -313,7 +379,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Milliseconds per (batch, head) by length, both axes logarithmic; one panel a pass."""
+    """Milliseconds per (batch, head) by length, both axes logarithmic; one panel per pass."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from traformer.benchmarks.attention import DECAYS, describe_machine, quartile
+from traformer.benchmarks.attention import DECAYS, describe_machine, machine_line, quartile
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError, unknown_name
 
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive_int, default=200, help="tokens timed (default 200)")
     parser.add_argument("--threads", type=positive_int, help="threads of torch (default: its own choice)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table to FILE")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -36,27 +37,36 @@ def main(args: argparse.Namespace) -> int:
     for name in args.decays:
         if name not in DECAYS[:2]:
             raise unknown_name("decay", name, DECAYS[:2])
-    if args.json is not None and not args.json.parent.is_dir():
-        raise InputError(f"--json {args.json}: the folder {args.json.parent} does not exist; make it first")
+    for path in (args.json, args.markdown):
+        if path is not None and not path.parent.is_dir():
+            raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
     if args.threads:
         torch.set_num_threads(args.threads)
     about = describe_machine(args.head_size)
-    print("; ".join(f"{key} {value}" for key, value in about.items()))
+    print(machine_line(about))
     rows = [
         row for decay in args.decays
         for row in measure(args.contexts, decay, args.heads, args.head_size, args.rounds)
     ]  # fmt: skip
-    print("| context | decay | tra us/token [middle half] | with key index | index upkeep us | sdpa us | read | kept |")
-    print("|---|---|---|---|---|---|---|---|")
-    for r in rows:
-        print(
-            f"| {r['context']} | {r['decay']} | {r['tra_us']:.0f} [{r['tra_us_low']:.0f}, {r['tra_us_high']:.0f}] "
-            f"| {r['indexed_us']:.0f} | {r['append_us']:.0f} | {r['sdpa_us']:.0f} "
-            f"| {r['keys_read']:.0f} | {r['keys_kept']:.0f} |"
-        )
+    table = markdown(rows)
+    print(table)
+    if args.markdown is not None:
+        args.markdown.write_text(f"{machine_line(about)}\n\n{table}\n", encoding="utf-8")
     if args.json is not None:
         args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = ["| context | decay | tra us/token [middle half] | with key index | index upkeep us | sdpa us "
+             "| tra over sdpa | read | kept |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for r in rows:
+        lines.append(
+            f"| {r['context']} | {r['decay']} | {r['tra_us']:.0f} [{r['tra_us_low']:.0f}, {r['tra_us_high']:.0f}] "
+            f"| {r['indexed_us']:.0f} | {r['append_us']:.0f} | {r['sdpa_us']:.0f} "
+            f"| {r['tra_us'] / r['sdpa_us']:.2f} | {r['keys_read']:.0f} | {r['keys_kept']:.0f} |"
+        )
+    return "\n".join(lines)
 
 
 def measure(contexts: list[int], decay: str, heads: int, head_size: int, rounds: int) -> list[dict[str, Any]]:
