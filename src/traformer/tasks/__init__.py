@@ -15,9 +15,10 @@ from traformer.tasks.flip_flop import FlipFlop
 from traformer.tasks.induction import Induction
 from traformer.tasks.instructions import Instructions
 from traformer.tasks.overlaps import Overlap, overlap
+from traformer.tasks.recall import Recall
 from traformer.tasks.text import Text
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FlipFlop, Copy, Induction, Instructions, Text)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (FlipFlop, Copy, Induction, Instructions, Recall, Text)}
 
 __all__ = [
     "TASKS",
@@ -27,6 +28,7 @@ __all__ = [
     "Induction",
     "Instructions",
     "Overlap",
+    "Recall",
     "Split",
     "Task",
     "Text",

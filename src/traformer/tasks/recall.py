@@ -1,0 +1,247 @@
+"""recall: multi-query associative recall, its key-value pairs scattered in real text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from traformer.errors import InputError
+from traformer.tasks import rng
+from traformer.tasks.base import (
+    BOS,
+    NO_SOURCE,
+    PAD,
+    SEP,
+    SPECIAL_TOKENS,
+    TEST_STREAM,
+    Arrays,
+    Split,
+    Task,
+    check_count,
+    check_lengths,
+    draw_lengths,
+    length_label,
+    store,
+)
+from traformer.tasks.copy import draw_unique
+from traformer.tasks.induction import expected_commonest_share
+
+if TYPE_CHECKING:
+    from traformer.data import TokenizedText
+    from traformer.tasks.text import Text
+
+FIRST_KEY = len(SPECIAL_TOKENS)
+BYTES = 256
+
+_LENGTH_DRAW, _PAIRS_DRAW, _KEY_DRAW, _VALUE_DRAW, _PLACE_DRAW, _ORDER_DRAW, _TEXT_DRAW = range(7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall(Task):
+    """`<bos> context <sep> k [v] k [v] ...`: the context holds k v pairs, each key once; its values alone are scored.
+
+    data        text that fills the context between the pairs, as bytes with ids of their own: a file, a folder or a
+                name (see traformer.data.corpus), or a list of these. Empty: pairs alone, which is Zoology's MQAR
+    length      tokens of the longest example; lengths are uniform from `min_length` (default: `length`)
+    pairs       the most pairs; their number is uniform from `min_pairs`. Without text the length decides it: an
+                example of P pairs has 4 P + 2 tokens
+    keys, values  how many symbols there are of each; keys are drawn without repetition, values with
+
+    The pairs stand at places drawn uniformly, and are asked for in random order. With text, a test at a longer length
+    is done in two ways: split `fixed` has as many pairs as training has at most, in more text; split `growing` has
+    pairs in proportion to the length, as far as there are keys. Test seeds draw from the validation text.
+    """
+
+    data: tuple[str, ...] = ()
+    length: int = 128
+    min_length: int | None = None
+    pairs: int | None = None
+    min_pairs: int = 2
+    keys: int = 32
+    values: int = 32
+
+    name: ClassVar[str] = "recall"
+    summary: ClassVar[str] = "recall values by their keys, scattered in text: <bos> t h K3 V7 e <sep> K3 [V7]"
+    length_unit: ClassVar[str] = "tokens"
+    length_setting: ClassVar[str] = "length"
+    shortest: ClassVar[int] = 6
+
+    def __post_init__(self) -> None:
+        places = (self.data,) if isinstance(self.data, str) else self.data
+        if not isinstance(places, Iterable) or not all(isinstance(place, str) for place in places):
+            raise InputError(f"data must be a path, a name or a list of these, not {self.data!r}")
+        least = self.length if self.min_length is None else self.min_length
+        low, high = check_lengths(self, "min_length", least, "length", self.length)
+        store(self, data=tuple(places), length=high)
+        if self.min_length is not None:
+            store(self, min_length=low)
+        store(
+            self,
+            keys=check_count("keys", self.keys, 1, "there must be a key to ask for"),
+            values=check_count("values", self.values, 2, "a single value needs no recall"),
+            min_pairs=check_count("min_pairs", self.min_pairs, 1, "there must be a pair to recall"),
+        )
+        if not self.data:
+            if self.pairs is not None:
+                raise InputError("pairs is for recall in text; without data the length decides how many there are")
+        else:
+            store(self, pairs=check_count("pairs", 4 if self.pairs is None else self.pairs, 1, "recall needs a pair"))
+        fewest, most = self.pairs_range
+        if fewest > most:
+            raise InputError(f"min_pairs {fewest} is greater than pairs {most}; give a smaller min_pairs")
+        if 4 * most + 2 > high or (self.data and 4 * fewest + 2 > low):
+            needs = 4 * (most if 4 * most + 2 > high else fewest) + 2
+            raise InputError(f"{most} pairs and their queries need {needs} tokens; give fewer pairs or a longer length")
+        if most > self.keys:
+            raise InputError(f"{most} pairs need as many keys, there are {self.keys}; give more keys or fewer pairs")
+
+    @property
+    def pairs_range(self) -> tuple[int, int]:
+        """Fewest and most pairs of an example."""
+        if self.data:
+            assert self.pairs is not None
+            return min(self.min_pairs, self.pairs), self.pairs
+        low, high = self.length_range
+        return max(1, (low - 2) // 4), (high - 2) // 4
+
+    def _token_names(self) -> tuple[str, ...]:
+        keys = tuple(f"K{number}" for number in range(self.keys))
+        values = tuple(f"V{number}" for number in range(self.values))
+        letters = tuple(chr(b) if 33 <= b < 127 else f"\\x{b:02x}" for b in range(BYTES)) if self.data else ()
+        return SPECIAL_TOKENS + keys + values + letters
+
+    @property
+    def sequence_length(self) -> int:
+        return self.length
+
+    @property
+    def length_range(self) -> tuple[int, int]:
+        return (self.length if self.min_length is None else self.min_length), self.length
+
+    def _stream(self) -> tuple[int, ...]:
+        return (6, *self.length_range, *self.pairs_range, self.keys, self.values, bool(self.data))
+
+    def at_length(self, shortest: int, longest: int) -> Recall:
+        return self._like(length=longest, min_length=None if shortest == longest else shortest)
+
+    def _like(self, **changes: int | None) -> Recall:
+        other = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+        other.__dict__["_text"] = self._text  # shared, so that nothing is opened twice
+        return other
+
+    def default_test_lengths(self) -> list[tuple[int, int]]:
+        """The trained length and 2, 4, ... 512 times it: 128 to 65,536. Without text, as far as there are keys."""
+        factors = [1 << power for power in range(10) if self.data or (self.length << power) <= 4 * self.keys + 2]
+        return [(self.length * factor, self.length * factor) for factor in factors]
+
+    def _splits_at(self, low: int, high: int) -> list[Split]:
+        label = length_label(low, high)
+        if not self.data:
+            return [Split("test", label, self.at_length(low, high))]
+        assert self.pairs is not None
+        fixed = self._like(length=high, min_length=None if low == high else low, pairs=self.pairs, min_pairs=self.pairs)
+        splits = [Split("fixed", label, fixed)]
+        many = self.pairs * high // self.length
+        if self.pairs < many <= self.keys and low == high:
+            splits.append(Split("growing", label, self._like(length=high, min_length=None, pairs=many, min_pairs=many)))
+        return splits
+
+    def chance(self, metric: str = "exact_match") -> float:
+        """Of a guess that knows the context's values but not their keys: the commonest one, or a random order."""
+        fewest, most = self.pairs_range
+        counts = range(fewest, most + 1)
+        if metric != "exact_match":  # a query is as likely in an example of few pairs as in one of many
+            asked = sum(counts)
+            return sum(count * expected_commonest_share(count, self.values) for count in counts) / asked
+        orders = [
+            math.lgamma(count + self.values) - math.lgamma(count + 1) - math.lgamma(self.values)
+            - count * math.log(self.values)
+            for count in counts
+        ]  # fmt: skip  # log of the mean of 1 / (orders that the values have)
+        return sum(math.exp(order) for order in orders) / len(orders)
+
+    # The text -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _text(self) -> Text | None:
+        from traformer.tasks.text import Text
+
+        return Text(self.data, tokenizer="bytes", length=2) if self.data else None
+
+    def _filler(self, split: str) -> TokenizedText | None:
+        """The bytes of a split, long enough for the longest example."""
+        if self._text is None:
+            return None
+        text = self._text.open(split)
+        if len(text) < self.length:
+            raise InputError(
+                f"the {split} text of {', '.join(self.data)} has {len(text):,} bytes, too few for examples of "
+                f"{self.length:,} tokens; give more text or a shorter length"
+            )
+        return text
+
+    def prepare(self) -> None:
+        """Read the training text, and check that it is long enough, before a run folder is made."""
+        self._filler("train")
+
+    # Examples -------------------------------------------------------------------------------------------------
+
+    def _draw(self, seed: int, start: int, count: int) -> Arrays:
+        keys = rng.example_keys(rng.stream_key(seed, *self._stream()), start, count)
+        return self._assemble(keys, self._filler("validation" if seed >= TEST_STREAM else "train"))
+
+    def _assemble(self, keys: rng.Words, text: TokenizedText | None) -> Arrays:
+        fewest, most = self.pairs_range
+        pairs = draw_lengths(keys, _PAIRS_DRAW, fewest, most)[:, None]  # [n, 1]
+        if text is None:
+            length = 4 * pairs + 2
+        else:
+            low, high = self.length_range
+            # As many pairs as drawn must fit, so the shortest lengths have few of them.
+            low_each = np.maximum(low, 4 * pairs + 2)
+            length = low_each + rng.below(rng.draw(keys, _LENGTH_DRAW)[:, None], high - low_each + 1)
+        count, longest, width = len(keys), int(length.max()), int(pairs.max())
+        rows = np.arange(count)[:, None]
+        number = np.arange(width)  # [P]
+        there = number < pairs  # [n, P]
+        filler = length - 2 - 4 * pairs  # [n, 1] bytes of text
+
+        key = draw_unique(keys, _KEY_DRAW, self.keys, width) + FIRST_KEY  # [n, P]
+        value = rng.below(rng.draw_row(keys, _VALUE_DRAW, width), self.values) + FIRST_KEY + self.keys
+        # A pair's place is the number of bytes before it; sorted, with every pair before it taking two more tokens.
+        gaps = rng.below(rng.draw_row(keys, _PLACE_DRAW, width), filler + 1)
+        gaps = np.sort(np.where(there, gaps, longest), axis=1)
+        at = np.where(there, 1 + gaps + 2 * number, longest)  # [n, P]; pairs that are not there go to a spare column
+        # The queries: the pairs of this example in random order.
+        drawn = rng.draw_row(keys, _ORDER_DRAW, width) >> np.uint64(1)
+        order = np.argsort(np.where(there, drawn, np.uint64(1 << 63)), axis=1, kind="stable")  # [n, P]
+        asked = np.where(there, length - 2 * pairs + 2 * number, longest)
+
+        ids = np.full((count, longest + 2), PAD, dtype=np.int64)  # two spare columns
+        if text is not None:
+            # A byte's place in its text: its position, less <bos>, less two for every pair before it.
+            before = np.zeros(ids.shape, dtype=np.int64)
+            np.add.at(before, (rows, at), 2)
+            place = np.arange(-1, longest - 1) - np.cumsum(before[:, :longest], axis=1)
+            first = rng.below(rng.draw(keys, _TEXT_DRAW)[:, None], len(text) - filler + 1)
+            bytes_read = text.tokens[first + np.clip(place, 0, np.maximum(filler - 1, 0))]
+            ids[:, :longest] = bytes_read.astype(np.int64) + FIRST_KEY + self.keys + self.values
+        ids[:, 0] = BOS
+        ids[rows, length - 2 * pairs - 1] = SEP
+        ids[rows, at], ids[rows, at + 1] = key, value
+        ids[rows, asked], ids[rows, asked + 1] = key[rows, order], value[rows, order]
+        position = np.arange(longest)
+        np.copyto(ids[:, :longest], PAD, where=position >= length)
+        answers = np.zeros(ids.shape, dtype=np.bool_)
+        answers[rows, asked + 1] = True
+        sources = np.full(ids.shape, NO_SOURCE, dtype=np.int64)
+        sources[rows, asked + 1] = at[rows, order] + 1
+        return Arrays(
+            np.ascontiguousarray(ids[:, :longest]), np.ascontiguousarray(answers[:, :longest]),
+            np.ascontiguousarray(sources[:, :longest]), length[:, 0],
+        )  # fmt: skip
