@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from traformer.errors import InputError
-from traformer.layers import ATTENTIONS, NAMED, attention_names
+from traformer.methods import METHODS
 from traformer.models import TraformerConfig, TraformerForCausalLM
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-NAMES = attention_names()
+NAMES = list(METHODS)
+NAMED = [name for name in NAMES if METHODS[name].is_configuration]
 
 
 def small_model(name: str, **overrides) -> TraformerForCausalLM:
@@ -100,11 +101,11 @@ def test_long_inputs_in_blocks_equal_short_ones(name):
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", list(NAMED))
+@pytest.mark.parametrize("name", NAMED)
 def test_a_named_configuration_is_saved_as_what_it_stands_for(name, tmp_path):
     model, x = small_model(name), tokens(2, 9)
-    assert model.config.attention == NAMED[name].attention
-    for option, value in NAMED[name].options.items():
+    assert model.config.attention == METHODS[name].attention
+    for option, value in METHODS[name].options.items():
         assert model.config.attention_options[option] == value
     model.save_pretrained(tmp_path)
     loaded = TraformerForCausalLM.from_pretrained(tmp_path)
@@ -175,10 +176,3 @@ def test_positions_beyond_the_learned_table_are_an_error():
     model = small_model("learned", attention_options={"max_positions": 8})
     with pytest.raises(InputError, match="position 8 is beyond the 8 learned positions"):
         model(tokens(1, 9))
-
-
-def test_every_attention_says_what_it_is():
-    for name, layer in ATTENTIONS.items():
-        first = (layer.__doc__ or "").strip().splitlines()[0]
-        assert len(first) > 20, name
-    assert all(configuration.summary for configuration in NAMED.values())

@@ -12,23 +12,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from traformer.layers import ATTENTIONS, NAMED, AttentionContext
+from traformer.layers import AttentionContext, layer_class
+from traformer.methods import METHODS, resolve_method
 
 E, HEADS, KEY_HEADS, D, LENGTH = 16, 4, 2, 8, 11
 
 
 def build(name: str, qk_norm: bool = True, layer_idx: int = 0, heads: int = HEADS):
-    options = {}
-    if name in NAMED:
-        named = NAMED[name]
-        name, options = named.attention, dict(named.options)
-        qk_norm = qk_norm if named.qk_norm is None else named.qk_norm
+    method = resolve_method(name)
+    qk_norm = qk_norm if method.qk_norm is None else method.qk_norm
     config = SimpleNamespace(
         hidden_size=E, num_attention_heads=heads, num_key_value_heads=KEY_HEADS, head_dim=D, attention_dropout=0.0,
-        qk_norm=qk_norm, attention_options=options, embedding_range=0.01,
+        qk_norm=qk_norm, attention_options=dict(method.options), embedding_range=0.01,
     )  # fmt: skip
     torch.manual_seed(0)
-    layer = ATTENTIONS[name](config, layer_idx).double().eval()
+    layer = layer_class(name)(config, layer_idx).double().eval()
     with torch.no_grad():
         for parameter in layer.parameters():
             if parameter.dim() > 0:
@@ -294,7 +292,7 @@ OTHERWISE = {"differential", "lstm", *STRAIGHT_THROUGH}  # pinned below
 
 
 def test_nothing_is_left_out():
-    assert set(DEFINITIONS) | OTHERWISE == {*ATTENTIONS, *NAMED}
+    assert set(DEFINITIONS) | OTHERWISE == set(METHODS)
 
 
 def compare(layer, expected_of):

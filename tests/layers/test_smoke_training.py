@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from traformer.layers import attention_names
+from traformer.methods import METHODS
 from traformer.models import TraformerConfig, TraformerForCausalLM
 from traformer.tasks import FlipFlop
 from traformer.training.loss import AnswerLoss
@@ -61,7 +61,7 @@ def best_read_loss(name: str, rate: float) -> tuple[float, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", attention_names())
+@pytest.mark.parametrize("name", list(METHODS))
 def test_learns_flip_flop(name):
     loss = float("inf")
     for rate in RATES:

@@ -36,7 +36,8 @@ from transformers import (
 import traformer
 from traformer import convert
 from traformer.errors import InputError
-from traformer.layers import ATTENTIONS, RotaryAttention, ThresholdRelativeAttention
+from traformer.layers import RotaryAttention, ThresholdRelativeAttention
+from traformer.methods import METHODS
 from traformer.models.conversion.families import FAMILIES
 
 VOCABULARY = 29
@@ -246,7 +247,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         AutoModelForCausalLM.from_pretrained(tmp_path, attention="rope", attention_options={})
 
 
-@pytest.mark.parametrize("attention", sorted(name for name, layer in ATTENTIONS.items() if layer.has_weights))
+@pytest.mark.parametrize(
+    "attention", sorted(name for name, method in METHODS.items() if method.has_weights and not method.is_configuration)
+)
 def test_every_attention_of_ours(attention, tmp_path):
     for family in ("llama", "gpt2"):
         model, x = convert(source(family), attention), tokens(length=9)

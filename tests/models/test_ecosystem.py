@@ -13,7 +13,7 @@ from transformers.utils import logging as transformers_logging
 
 from tests.models.common import SMALL, small_model, tokens
 from traformer.errors import InputError
-from traformer.layers import ATTENTIONS
+from traformer.methods import METHODS
 from traformer.models import TraformerConfig, TraformerForCausalLM, TraformerModel
 
 
@@ -26,7 +26,7 @@ def test_auto_classes():
 
 def test_attention_maps_agree_with_the_fused_path(attention):
     """The maps, applied to the values, give what the layer gave: caught at the input of the output projection."""
-    if not ATTENTIONS[attention].has_weights:
+    if not METHODS[attention].has_weights:
         pytest.skip("the method weighs no keys")
     if attention == "differential":
         pytest.skip("the method norms each head after it has mixed the values")
@@ -51,7 +51,7 @@ def test_attention_maps_agree_with_the_fused_path(attention):
 
 
 def test_attention_maps_while_decoding(attention):
-    if not ATTENTIONS[attention].has_weights:
+    if not METHODS[attention].has_weights:
         pytest.skip("the method weighs no keys")
     model, x = small_model(attention), tokens(length=9)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_lora(attention, tmp_path):
     before = base(x).logits.detach()
     layer = base.model.layers[0].self_attn
     targets = [name for name, module in layer.named_children() if isinstance(module, torch.nn.Linear)]
-    assert {"q_proj", "k_proj", "v_proj", "o_proj"} <= set(targets) or not layer.has_weights
+    assert {"q_proj", "k_proj", "v_proj", "o_proj"} <= set(targets) or not METHODS[attention].has_weights
     config = peft.LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM", init_lora_weights=False)
     torch.manual_seed(0)
     model = peft.get_peft_model(copy.deepcopy(base), config)
@@ -164,7 +164,7 @@ def test_decode_step_is_one_graph(compiled_attention, padded):
 
 def test_export_of_the_decode_step(compiled_attention, request):
     """transformers' own recipe: one token onto a static cache that the program holds."""
-    if not ATTENTIONS[compiled_attention].has_weights:
+    if not METHODS[compiled_attention].has_weights:
         reason = "the recipe makes its cache before the first token, at the size of an attention layer's keys"
         request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     model, x = small_model(compiled_attention), tokens(1, 9)
@@ -188,7 +188,7 @@ def test_export_of_the_decode_step(compiled_attention, request):
 
 def test_no_attentions_where_no_keys_are_weighed(attention):
     output = small_model(attention)(tokens(), output_attentions=True)
-    assert (output.attentions is None) == (not ATTENTIONS[attention].has_weights)
+    assert (output.attentions is None) == (not METHODS[attention].has_weights)
 
 
 def test_a_loss_on_attentions_has_a_gradient():

@@ -18,6 +18,7 @@ from typing import Any
 
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError, unknown_name
+from traformer.methods import resolve_method
 
 BASELINE = "rope"
 DEFAULT_METHODS = ("tra", "rope", "fot", "alibi", "cope")
@@ -53,20 +54,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print a table for each size, and write the rows where asked."""
+    for name in args.attentions:
+        attention, backend = split_name(name)
+        if "backend" not in resolve_method(attention).option_table and backend:
+            raise InputError(
+                f"--attentions has {name}, but {attention} has no backends to choose from; give {attention}"
+            )
     import torch
 
-    from traformer.layers import ATTENTIONS, attention_names, stands_for
     from traformer.models import PRESETS
     from traformer.ops import available_backends
 
     for name in args.attentions:
-        attention, backend = split_name(name)
-        if attention not in attention_names():
-            raise unknown_name("attention", attention, attention_names())
-        if backend and "backend" not in ATTENTIONS[stands_for(attention, {})[0]].options:
-            raise InputError(
-                f"--attentions has {name}, but {attention} has no backends to choose from; give {attention}"
-            )
+        backend = split_name(name)[1]
         if backend and backend not in available_backends():
             raise unknown_name("backend", backend, available_backends())
     for name in args.sizes:

@@ -30,10 +30,9 @@ def _entries(kind: str) -> dict[str, str]:
 
         return {name: _first_line(task) for name, task in TASKS.items()}
     if kind == "attentions":
-        from traformer.layers import ATTENTIONS, NAMED
+        from traformer.methods import METHODS
 
-        named = {name: configuration.summary for name, configuration in NAMED.items()}
-        return {name: _first_line(layer) for name, layer in ATTENTIONS.items()} | named
+        return {name: method.summary for name, method in METHODS.items()}
     if kind == "presets":
         from traformer.presets import PRESETS
 

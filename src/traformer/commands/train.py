@@ -9,6 +9,7 @@ from typing import Any
 from traformer.commands.arguments import key_value, positive_int
 from traformer.errors import InputError
 from traformer.experiments.configs import read_config
+from traformer.methods import resolve_method
 from traformer.runs.config import DTYPES, RunConfig
 
 # flag -> the TraformerConfig field it overrides
@@ -91,6 +92,7 @@ def main(args: argparse.Namespace) -> None:
     else:
         base = read_config(args.config).to_dict() if args.config else {}
         config = RunConfig.from_dict(_merge(base, given))
+        resolve_method(config.attention, config.attention_options)
         out = args.out or f"runs/{config.task}-{config.attention}-seed{config.seed}"
 
     import os

@@ -33,6 +33,7 @@ from traformer.devices import flush_denormals
 from traformer.errors import InputError
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
+from traformer.methods import resolve_method
 from traformer.models.from_run import load_run
 from traformer.ops.eager import content_scores
 from traformer.runs.checkpoint import all_checkpoints
@@ -86,7 +87,7 @@ def diagnose_run(
     rows: list[Row] = []
     for wanted in _steps(path, steps):
         model, task, config, step = load_run(path, device=device, step=wanted, warn=watcher.say)
-        if not model.model.layers[0].self_attn.has_weights:
+        if not resolve_method(config.attention, config.attention_options).has_weights:
             raise InputError(
                 f"attention {config.attention!r} weighs no keys, so there is nothing to diagnose in {path}"
             )

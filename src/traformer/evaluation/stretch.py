@@ -20,7 +20,8 @@ from torch import Tensor
 from traformer.devices import flush_denormals
 from traformer.errors import InputError, RunError
 from traformer.evaluation.watcher import Watcher
-from traformer.layers import ATTENTIONS, ThresholdRelativeAttention
+from traformer.layers import ThresholdRelativeAttention
+from traformer.methods import OPERATOR, RECURRENCE, Method, resolve_method
 from traformer.models import memory
 from traformer.models.checks import cache_bytes
 from traformer.models.from_run import load_run
@@ -50,17 +51,16 @@ class StretchRun:
     warm: bool = False
 
     @property
-    def reads_all(self) -> bool:
-        """Whether every query reads every key before it: softmax over all of them."""
-        return not self.is_tra and self.config.attention not in ("lstm", "fot")
+    def method(self) -> Method:
+        return resolve_method(self.config.attention, self.config.attention_options)
 
     @property
-    def is_tra(self) -> bool:
-        return issubclass(ATTENTIONS[self.config.attention], ThresholdRelativeAttention)
+    def writes_no_mask(self) -> bool:
+        return self.method.path in (OPERATOR, RECURRENCE)
 
     def chunk(self, wanted: int, length: int) -> int:
         """Tokens at a time: as many as asked for, fewer where a mask of chunk x context would grow large."""
-        return wanted if self.is_tra else min(wanted, max(16, MASK_ENTRIES // length))
+        return wanted if self.writes_no_mask else min(wanted, max(16, MASK_ENTRIES // length))
 
 
 @dataclass
@@ -186,7 +186,7 @@ def check_memory(run: StretchRun, splits: Sequence[Split], chunk: int) -> None:
             cache_bytes(config, rows, length, parameter.dtype)
             + working.total(rows)
             + TOKEN_BYTES * rows * length
-            + (0 if run.is_tra else 8 * step * length)
+            + (0 if run.writes_no_mask else 8 * step * length)
         )
         memory.check_fits(
             need, available, f"a context of {length:,} tokens ({split.name}) with {run.name}",
@@ -340,7 +340,7 @@ def key_counter(run: StretchRun, active: bool) -> Iterator[KeyCounter]:
     """Count what the TRA layers read while inside: each call is made a second time for its counts, off the clock."""
     counter = KeyCounter()
     layers: list[Any] = []
-    if active:
+    if active and run.method.path == OPERATOR:
         layers = [layer for layer in run.model.modules() if isinstance(layer, ThresholdRelativeAttention)]
     for layer in layers:
         layer.attend = _counted(layer, counter)
@@ -373,5 +373,5 @@ def _note_keys(run: StretchRun, result: Measurement, counter: KeyCounter, begin:
     if counter.queries:
         result.read_mean, result.read_most = counter.read / counter.queries, counter.most
         result.kept_mean = counter.kept / counter.queries
-    elif run.reads_all:
+    elif run.method.reads_all_keys:
         result.read_mean, result.read_most = (begin + 1 + end) / 2, end

@@ -16,14 +16,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from traformer.layers.named import ABLATIONS, EXTENSIONS
+from traformer.methods import ABLATION, EXTENSION, names_of_kind
 from traformer.runs.config import RunConfig
 from traformer.sweeps.cell import Cell
 
 TITLE = "TRA, its ablations, its extensions and its peers in the same decoder"
 
 PEERS = ("rope", "nope", "alibi", "cope", "fot", "stick_breaking")
-METHODS = ("tra", *PEERS, *ABLATIONS, *EXTENSIONS)
+METHODS = ("tra", *PEERS, *names_of_kind(ABLATION, EXTENSION))
 SEEDS = (0, 1, 2, 3)
 DEFAULT_LR = 3e-3
 LEARNING_RATES_FILE = Path(__file__).with_name("peers_learning_rates.json")

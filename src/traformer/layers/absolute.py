@@ -17,9 +17,6 @@ from traformer.ops.sinusoidal import sinusoids
 class _AbsoluteAttention(SoftmaxAttentionLayer):
     """Softmax attention on embeddings that carry their position; the layers themselves know of none."""
 
-    keys_carry_position = True
-    options = {"random_offset": 0}  # noqa: RUF012
-
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
         for name in set(options) & {"random_offset", "max_positions"}:
@@ -79,7 +76,6 @@ class LearnedPositionAttention(_AbsoluteAttention):
     """
 
     name = "learned"
-    options = {"max_positions": 4096, "random_offset": 0}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -29,7 +29,6 @@ class AdaptiveEntmaxAttention(EagerAttentionLayer):
     """
 
     name = "asentmax"
-    options = {"gamma_range": 2.0}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from traformer.errors import InputError
 from traformer.layers.norms import rms_norm
+from traformer.methods import Method, resolve_method
 
 if TYPE_CHECKING:
     from transformers import Cache, PretrainedConfig
@@ -93,12 +94,6 @@ class AttentionLayer(nn.Module):
     """
 
     name: ClassVar[str]
-    # The method's own options and their defaults; anything else in config.attention_options is an error.
-    options: ClassVar[dict[str, Any]] = {}
-    # Whether a cached key depends on where its token stood; if not, caches can be cut and joined.
-    keys_carry_position: ClassVar[bool] = False
-    # Whether the method weighs keys at all, so that `output_attentions` has something to show.
-    has_weights: ClassVar[bool] = True
 
     def __init__(self, config: PretrainedConfig, layer_idx: int) -> None:
         super().__init__()
@@ -115,17 +110,15 @@ class AttentionLayer(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, self.num_key_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=True)
 
+    @property
+    def method(self) -> Method:
+        """The layer's entry in the catalogue, for the options it has."""
+        return resolve_method(self.name, self.option)
+
     @classmethod
     def read_options(cls, config: PretrainedConfig) -> dict[str, Any]:
         """The method's options as configured, defaults filled in; an unknown one is an error."""
-        given = dict(config.attention_options or {})
-        unknown = sorted(set(given) - set(cls.options))
-        if unknown:
-            known = ", ".join(cls.options) or "none"
-            raise InputError(
-                f"attention_options has {unknown[0]!r}, unknown to attention {cls.name!r}; its options: {known}"
-            )
-        options = {**cls.options, **given}
+        options = resolve_method(cls.name, config.attention_options).all_options
         cls.check_options(config, options)
         return options
 

@@ -27,7 +27,6 @@ class ContextualPositionAttention(EagerAttentionLayer):
     """
 
     name = "cope"
-    options = {"npos_max": 64}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from traformer.errors import InputError
 from traformer.layers.base import AttentionContext
 from traformer.layers.norms import RMSNorm
-from traformer.layers.rotary_option import ROTARY_OPTIONS, check_rotary, rotary_tables, turned
+from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.differential import difference_factor, start_of_factor
 
@@ -31,8 +31,6 @@ class DifferentialAttention(SoftmaxAttentionLayer):
     """
 
     name = "differential"
-    keys_carry_position = True
-    options = {**ROTARY_OPTIONS}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

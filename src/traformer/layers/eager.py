@@ -12,8 +12,6 @@ from traformer.layers.base import AttentionContext, AttentionLayer
 class EagerAttentionLayer(AttentionLayer):
     """`prepare` makes the mask; `visible` gives it; `settings` are the keywords every eager op takes."""
 
-    quadratic_memory = True  # the mask, if nothing else
-
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
         return context.visible(hidden_states.shape[1], hidden_states.device)
 

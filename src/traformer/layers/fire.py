@@ -27,8 +27,6 @@ class FireAttention(SoftmaxAttentionLayer):
     """
 
     name = "fire"
-    quadratic_memory = True  # the bias
-    options = {"hidden": 32, "init_length": 512.0}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

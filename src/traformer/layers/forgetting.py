@@ -50,7 +50,6 @@ class ForgettingAttention(SoftmaxAttentionLayer):
     """
 
     name = "fot"
-    options = {"tolerance": 2.0**-24}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

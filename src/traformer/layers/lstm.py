@@ -25,8 +25,6 @@ class LSTMLayer(AttentionLayer):
     """
 
     name = "lstm"
-    keys_carry_position = True
-    has_weights = False
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         nn.Module.__init__(self)  # none of attention's projections

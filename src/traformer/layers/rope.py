@@ -16,8 +16,6 @@ class RotaryAttention(SoftmaxAttentionLayer):
     """Softmax attention on rotated queries and keys."""
 
     name = "rope"
-    keys_carry_position = True
-    options = {"theta": 500_000.0}  # noqa: RUF012
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:

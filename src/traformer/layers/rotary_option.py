@@ -11,7 +11,6 @@ from traformer.layers.base import AttentionContext
 from traformer.ops.rope import apply_rope, rope_tables
 
 POSITIONS = ("rope", "none")
-ROTARY_OPTIONS = {"position": "rope", "theta": 500_000.0}
 Tables = tuple[Tensor, Tensor]
 
 

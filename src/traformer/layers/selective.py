@@ -11,7 +11,7 @@ from torch import Tensor
 
 from traformer.layers.base import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
-from traformer.layers.rotary_option import ROTARY_OPTIONS, check_rotary, rotary_tables, turned
+from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.ops.selective import selection_mask, selective_attention
 
 
@@ -30,8 +30,6 @@ class SelectiveAttention(EagerAttentionLayer):
     """
 
     name = "selective"
-    keys_carry_position = True
-    options = {**ROTARY_OPTIONS}  # noqa: RUF012
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:

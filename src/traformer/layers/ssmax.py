@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from traformer.layers.base import AttentionContext
-from traformer.layers.rotary_option import ROTARY_OPTIONS, check_rotary, rotary_tables, turned
+from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.ssmax import length_scale
 
@@ -26,8 +26,6 @@ class ScalableSoftmaxAttention(SoftmaxAttentionLayer):
     """
 
     name = "ssmax"
-    keys_carry_position = True
-    options = {"init_scale": 0.168, **ROTARY_OPTIONS}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -28,7 +28,6 @@ class StickBreakingAttention(EagerAttentionLayer):
     """
 
     name = "stick_breaking"
-    options = {"remainder": "none"}  # noqa: RUF012
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:

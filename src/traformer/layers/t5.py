@@ -27,8 +27,6 @@ class T5BiasAttention(SoftmaxAttentionLayer):
     """
 
     name = "t5"
-    quadratic_memory = True  # the bias
-    options = {"buckets": 32, "max_distance": 128}  # noqa: RUF012
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

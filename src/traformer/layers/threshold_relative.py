@@ -40,13 +40,6 @@ class ThresholdRelativeAttention(AttentionLayer):
 
     name = "tra"
     surrogate_width: float | None = None  # of a straight-through gradient in training; TRA as published has none
-    options = {  # noqa: RUF012
-        "threshold": 0.0,
-        "exclude_self": False,
-        "temperature": False,
-        "tolerance": 2.0**-24,
-        "backend": "auto",
-    }
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

@@ -49,17 +49,6 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
     """
 
     name = "tra_variant"
-    options = {  # noqa: RUF012
-        **ThresholdRelativeAttention.options,
-        "distance": "contextual",
-        "removal": True,
-        "decay": "gate",
-        "gate_bias": None,
-        "threshold_growth": 0.0,
-        "margin": 0.0,
-        "straight_through": False,
-        "learned_threshold": False,
-    }
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)

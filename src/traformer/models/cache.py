@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from traformer.errors import InputError
-from traformer.layers import ATTENTIONS
+from traformer.methods import resolve_method
 from traformer.models.config import TraformerConfig
 from traformer.ops.threshold_relative.key_balls import KeyBalls
 from traformer.ops.threshold_relative.key_index import KeyIndex
@@ -187,7 +187,7 @@ class TraformerCache(DynamicCache):
     @property
     def keys_carry_position(self) -> bool:
         """Whether a key depends on where its token stood."""
-        return ATTENTIONS[self.config.attention].keys_carry_position
+        return resolve_method(self.config.attention, self.config.attention_options).keys_carry_position
 
     def reserve(self, length: int) -> None:
         """Make room for so many tokens at once: no copies on the way there. Call it after the first tokens."""

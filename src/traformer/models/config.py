@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers import ATTENTIONS, attention_names, stands_for
+from traformer.layers import layer_class
+from traformer.methods import resolve_method
 from traformer.presets import PRESETS
 
 RESIDUALS = ("normed", "prenorm")
@@ -18,7 +19,8 @@ RESIDUALS = ("normed", "prenorm")
 class TraformerConfig(PretrainedConfig):
     """A decoder-only transformer with any attention of ours.
 
-    attention          a name in ATTENTIONS, or in NAMED (then this and the options become what the name stands for)
+    attention          a name of the catalogue (traformer.methods); of a named configuration, the method and the options
+                       that it stands for are stored
     attention_options  the method's own options; an unknown one is an error
     hidden_size, num_hidden_layers, num_attention_heads   the usual sizes; head_dim defaults to hidden_size / heads
     num_key_value_heads  fewer key heads than query heads (grouped or multi-query attention); default: as many
@@ -58,10 +60,9 @@ class TraformerConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         _refuse_misspelt(kwargs, [f.name for f in fields(self)])
-        self.attention, self.attention_options, qk_norm = stands_for(self.attention, self.attention_options or {})
-        self.qk_norm = self.qk_norm if qk_norm is None else qk_norm
-        if self.attention not in ATTENTIONS:
-            raise unknown_name("attention", self.attention, attention_names())
+        method = resolve_method(self.attention, self.attention_options)
+        self.attention, self.attention_options = method.attention, dict(method.options)
+        self.qk_norm = self.qk_norm if method.qk_norm is None else method.qk_norm
         if self.residual not in RESIDUALS:
             raise unknown_name("residual", self.residual, RESIDUALS)
         if self.format_version > self.FORMAT_VERSION:
@@ -102,7 +103,7 @@ class TraformerConfig(PretrainedConfig):
             raise InputError(
                 "tie_word_embeddings is not supported: the output head is untied from the embedding; leave it out"
             )
-        ATTENTIONS[self.attention].read_options(self)  # raises for an option the method does not know
+        layer_class(self.attention).read_options(self)  # raises for a value that the method cannot use
         super().__post_init__(**kwargs)
 
     @classmethod

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from traformer.errors import InputError, unknown_name
-from traformer.layers import ATTENTIONS, ThresholdRelativeAttention, attention_names, stands_for
+from traformer.errors import InputError
+from traformer.layers import ThresholdRelativeAttention, layer_class
+from traformer.methods import resolve_method
 from traformer.models.conversion.families import FAMILIES, ConvertedForCausalLM, Family
 
 
@@ -28,7 +29,7 @@ def convert(
 
     model              a causal language model of the families Llama, Mistral, Qwen2, Qwen3 or GPT-2, its weights plain
                        floats (as they are after loading a GGUF file)
-    attention          a name in ATTENTIONS, or in NAMED (then what the name stands for, options included)
+    attention          a name of the catalogue (traformer.methods), a method or a named configuration
     qk_norm            True: queries and keys are RMS-normalised without a learned scale, as in TRA as published (a norm
                        of the model's own, as in Qwen3, then goes); False: scores stay as the model was trained to make
                        them. By default True for TRA, unless the model has a norm of its own, and False for the others
@@ -43,13 +44,12 @@ def convert(
     layer may look at all that came before. To be of use, a converted model must be tuned.
     """
     family = _family_of(model)
-    attention, attention_options, named_qk_norm = stands_for(attention, attention_options)
-    qk_norm = named_qk_norm if qk_norm is None else qk_norm
-    if attention not in ATTENTIONS:
-        raise unknown_name("attention", attention, attention_names())
+    method = resolve_method(attention, attention_options)
+    attention, attention_options = method.attention, dict(method.options)
+    qk_norm = method.qk_norm if qk_norm is None else qk_norm
     if qk_norm is None:
         has_own = any(name.endswith(".q_norm.weight") for name, _ in model.named_parameters())
-        qk_norm = issubclass(ATTENTIONS[attention], ThresholdRelativeAttention) and not has_own
+        qk_norm = issubclass(layer_class(attention), ThresholdRelativeAttention) and not has_own
     config = _converted_config(family, model, attention, qk_norm, keep_positions, attention_options)
     weights = _renamed(family, model, config)
     with torch.device("meta"):  # no memory, no time: all tensors come from the source

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNorm
+from traformer.layers import AttentionContext, AttentionLayer, RMSNorm, layer_class
 from traformer.models.card import model_card
 from traformer.models.config import TraformerConfig
 from traformer.models.initialization import start_linear
@@ -38,7 +38,7 @@ class DecoderBlock(GradientCheckpointingLayer):
     def __init__(self, config: TraformerConfig, layer_idx: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = ATTENTIONS[config.attention](config, layer_idx)
+        self.self_attn = layer_class(config.attention)(config, layer_idx)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config)
         self.carries_normed = config.residual == "normed"

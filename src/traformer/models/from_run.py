@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traformer.errors import InputError, RunError, unknown_name
+from traformer.methods import resolve_method
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
@@ -21,11 +22,9 @@ if TYPE_CHECKING:
 
 def build_model_config(config: RunConfig, task: Task) -> TraformerConfig:
     """The preset with the run's attention, the task's vocabulary, and the run's own changes."""
-    from traformer.layers import attention_names
     from traformer.models import PRESETS, TraformerConfig
 
-    if config.attention not in attention_names():
-        raise unknown_name("attention", config.attention, attention_names())
+    resolve_method(config.attention, config.attention_options)
     if config.preset not in PRESETS:
         raise unknown_name("preset", config.preset, PRESETS)
     settings = {

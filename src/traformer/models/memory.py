@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from traformer.errors import InputError
+from traformer.methods import TORCH, resolve_method
 
 FLOAT = 4
 LOGITS_AT_ONCE = 3 * FLOAT * (1 << 24)  # see traformer.models.loss
@@ -54,16 +55,9 @@ def memory_need(model_config: Any, length: int, *, training: bool, scored: int |
 
 
 def writes_square(model_config: Any, training: bool) -> bool:
-    """Whether the attention writes a [heads, T, T] tensor: its layer says so, or dropout makes torch's SDPA do it."""
-    from traformer.layers import ATTENTIONS
-
-    layer = ATTENTIONS[model_config.attention]
-    own = getattr(layer, "quadratic_memory", None)
-    if own is not None:
-        return bool(own)
-    from traformer.layers.softmax import SoftmaxAttentionLayer
-
-    return issubclass(layer, SoftmaxAttentionLayer) and training and model_config.attention_dropout > 0
+    """Whether the attention writes a [heads, T, T] tensor: by its method, or because of dropout in torch's SDPA."""
+    method = resolve_method(model_config.attention, model_config.attention_options)
+    return method.writes_square or (method.path == TORCH and training and model_config.attention_dropout > 0)
 
 
 def available_memory(device: Any = None) -> int:

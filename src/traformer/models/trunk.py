@@ -118,7 +118,7 @@ class Trunk(PreTrainedModel):
 
     def _can_show_attentions(self) -> bool:
         """Whether some layer weighs keys; and a warning, once, of what its weights are not."""
-        if not any(layer.has_weights for layer in self.attention_layers):
+        if not any(layer.method.has_weights for layer in self.attention_layers):
             logger.warning_once("no layer of this model weighs keys, so output_attentions gives None")
             return False
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():

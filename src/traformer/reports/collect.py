@@ -11,16 +11,12 @@ from typing import Any
 
 from traformer.errors import RunError
 from traformer.evaluation.table import size
+from traformer.methods import label_of
 from traformer.runs.config import RunConfig, read_yaml
 from traformer.runs.folder import RunFolder
 from traformer.sweeps.cell import eval_command, train_command
 
 Row = dict[str, Any]
-# How methods are written in prose; any other is shown under its own name.
-DISPLAY = {
-    "tra": "TRA", "rope": "RoPE", "nope": "NoPE", "alibi": "ALiBi", "t5": "T5", "fire": "FIRE", "cope": "CoPE",
-    "fot": "FoT", "ssmax": "SSMax",
-}  # fmt: skip
 TASK_DISPLAY = {"flip_flop": "Flip-flop", "copy": "Copy", "induction": "Induction", "instructions": "Instructions"}
 
 
@@ -187,7 +183,7 @@ def series_labels(runs: Sequence[Run]) -> dict[Path, str]:
         ]
         differing = [name for name in sorted(set().union(*peers)) if len({repr(peer.get(name)) for peer in peers}) > 1]
         details = ", ".join(f"{name.rpartition('.')[2]} {flat[run.path].get(name, 'default')}" for name in differing)
-        labels[run.path] = display(run.config.attention) + (f" ({details})" if details else "")
+        labels[run.path] = label_of(run.config.attention) + (f" ({details})" if details else "")
     return labels
 
 
@@ -201,10 +197,6 @@ def _flatten(config: RunConfig) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
-
-
-def display(attention: str) -> str:
-    return DISPLAY.get(attention, attention)
 
 
 def display_task(task: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
-from traformer.layers.named import NAMED
+from traformer.methods import METHODS
 from traformer.reports.collect import Panel, Point, Series, display_split
 from traformer.reports.table import by_length, point_text, series_names
 
@@ -21,7 +21,8 @@ def drawn(panel: Panel) -> Panel:
     """The panel that is plotted: of many methods those that are no variant of another."""
     if not is_many([panel]):
         return panel
-    shown = [one for one in panel.series if one.attention not in NAMED or one.attention in ALWAYS_DRAWN]
+    named = {name for name, method in METHODS.items() if method.is_configuration} - set(ALWAYS_DRAWN)
+    shown = [one for one in panel.series if one.attention not in named]
     return Panel(panel.task, panel.split, panel.train_length, shown)
 
 

@@ -10,7 +10,8 @@ from rich import box
 from rich.table import Table
 
 from traformer.evaluation.table import size
-from traformer.reports.collect import display, display_split, display_task
+from traformer.methods import label_of
+from traformer.reports.collect import display_split, display_task
 
 Row = dict[str, Any]
 # Okabe and Ito's colours; markers and dashes tell the runs apart without them.
@@ -25,7 +26,7 @@ def labels(rows: Sequence[Row]) -> dict[str, str]:
     shown = {}
     for run, attention in attentions.items():
         alone = list(attentions.values()).count(attention) == 1
-        shown[run] = display(attention) if alone else f"{display(attention)} ({Path(run).name})"
+        shown[run] = label_of(attention) if alone else f"{label_of(attention)} ({Path(run).name})"
     return shown
 
 

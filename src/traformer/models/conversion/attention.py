@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from traformer.layers import ATTENTIONS, AttentionContext, AttentionLayer, RMSNorm, rms_norm
+from traformer.layers import AttentionContext, AttentionLayer, RMSNorm, layer_class, rms_norm
+from traformer.methods import METHODS
 from traformer.models.initialization import start_bias, start_linear
 from traformer.ops.alibi import alibi_slopes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-GATES = ("decay_proj", "forget_proj")  # Linears whose logsigmoid is a decay in the log domain, one output a head
 
 
 class ConvertedAttention(AttentionLayer):
@@ -71,8 +72,9 @@ class ConvertedAttention(AttentionLayer):
     @torch.no_grad()
     def start_added(self) -> None:
         """Initialise what the source had not; transformers' init functions leave alone what was loaded."""
+        gate = self.method.gate
         for name, module in self.added_modules():
-            if name in GATES:
+            if name == gate:
                 # A decay of its own for each head (ALiBi's slopes, down to 1/256 a key), the same for all tokens until
                 # training makes it depend on them: some heads look near, some far, none is shut.
                 slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=torch.float64)
@@ -89,11 +91,16 @@ class ConvertedAttention(AttentionLayer):
         self.reset_own_parameters()
 
 
-def _converted_layer(layer: type[AttentionLayer]) -> type[ConvertedAttention]:
-    made = type(f"Converted{layer.__name__}", (ConvertedAttention, layer), {"__module__": __name__})
-    globals()[made.__name__] = made  # so that models can be pickled
-    return made
+@cache
+def converted_layer(attention: str) -> type[ConvertedAttention]:
+    """The layer class of a method that takes over another model's projections."""
+    layer = layer_class(attention)
+    return type(f"Converted{layer.__name__}", (ConvertedAttention, layer), {"__module__": __name__})
 
 
-# The layer class of each method that takes over another model's projections.
-CONVERTED_ATTENTIONS = {name: _converted_layer(layer) for name, layer in ATTENTIONS.items() if layer.has_weights}
+def __getattr__(name: str) -> Any:
+    """A converted layer's class by its name, so that models can be pickled."""
+    for method in METHODS.values():
+        if not method.is_configuration and name == f"Converted{method.layer.partition(':')[2]}":
+            return converted_layer(method.name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -34,8 +34,9 @@ from transformers import (
     Qwen3Model,
 )
 
-from traformer.errors import InputError, unknown_name
-from traformer.layers import ATTENTIONS
+from traformer.errors import InputError
+from traformer.layers import layer_class
+from traformer.methods import resolve_method
 from traformer.models.card import converted_card
 from traformer.models.conversion.trunk import ConvertedTrunk
 from traformer.models.generation import CheckedGenerationMixin
@@ -87,13 +88,11 @@ def _config_class(source: type[PretrainedConfig], name: str) -> type[PretrainedC
         def __post_init__(self, **kwargs: Any) -> None:
             self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
             super().__post_init__(**kwargs)
-            if self.attention not in ATTENTIONS:
-                raise unknown_name("attention", self.attention, ATTENTIONS)
-            if not ATTENTIONS[self.attention].has_weights:
+            if not resolve_method(self.attention, self.attention_options).has_weights:
                 raise InputError(
                     f"attention {self.attention!r} has no queries and keys, so it cannot take over a model's weights"
                 )
-            ATTENTIONS[self.attention].read_options(self)
+            layer_class(self.attention).read_options(self)
 
     if source is GPT2Config:
         ConvertedConfig.attribute_map |= {"num_key_value_heads": "n_head", "attention_dropout": "attn_pdrop"}

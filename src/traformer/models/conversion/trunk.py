@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from traformer.errors import InputError
 from traformer.layers import AttentionContext, AttentionLayer
-from traformer.models.conversion.attention import CONVERTED_ATTENTIONS, ConvertedAttention
+from traformer.models.conversion.attention import ConvertedAttention, converted_layer
 from traformer.models.trunk import Trunk
 
 
@@ -27,7 +27,7 @@ class ConvertedTrunk(Trunk):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         for index, block in enumerate(self.blocks):
-            layer = CONVERTED_ATTENTIONS[config.attention](config, index)
+            layer = converted_layer(config.attention)(config, index)
             layer.take_over(getattr(block, self.attention_name), config)
             setattr(block, self.attention_name, layer)
         self.drop_positions()
