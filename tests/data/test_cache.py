@@ -118,6 +118,50 @@ def test_a_full_disk_leaves_nothing_half(tmp_path: Path, own_cache: Path, monkey
     assert len(found.open("all", load_tokenizer("bytes"), quiet=True)) == len(TEXT)
 
 
+def test_a_real_limit_on_files_is_a_sentence(tmp_path: Path, own_cache: Path) -> None:
+    """The system's own refusal, in a process that may write 4 KiB to a file: no traceback, nothing half."""
+    corpus(tmp_path / "c")
+    code = (
+        "import resource, signal, sys\n"
+        "from traformer.data import Corpus, load_tokenizer\n"
+        "from traformer.errors import RunError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try:\n    Corpus([sys.argv[1]]).open('all', load_tokenizer('bytes'), quiet=True)\n"
+        "except RunError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "c")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "limit on the size of a file" in done.stdout and "TRAFORMER_CACHE" in done.stdout
+    assert not [path for path in own_cache.rglob("*") if path.name.startswith((".building-", ".writing-"))]
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "documents.bin", "counts.bin", "meta.json"])
+def test_a_cache_cut_short_behind_our_back_says_to_delete_it(tmp_path: Path, name: str) -> None:
+    text = corpus(tmp_path / "c").open("all", load_tokenizer("bytes"), quiet=True)
+    os.truncate(text.folder / name, 3)
+    with pytest.raises(RunError, match=rf"token cache .* is damaged \({name} .*; delete that folder"):
+        again = module.TokenizedText(text.folder)
+        len(again.tokens), again.documents, again.counts
+
+
+def test_a_trained_tokenizer_cut_short_says_to_delete_it(tmp_path: Path, own_cache: Path) -> None:
+    found = corpus(tmp_path / "c")
+    load_tokenizer("bpe:270", found.training_text)
+    (file,) = (own_cache / "tokenizers").glob("*/tokenizer.json")
+    os.truncate(file, 10)
+    with pytest.raises(RunError, match="the cache is damaged: delete that folder"):
+        load_tokenizer("bpe:270", found.training_text)
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_cache_that_is_a_file_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: bool) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setenv("TRAFORMER_CACHE", str(tmp_path / "file" / "below" if below else tmp_path / "file"))
+    with pytest.raises(RunError, match=r"file is a file.*TRAFORMER_CACHE"):
+        corpus(tmp_path / "c").open("all", load_tokenizer("bytes"), quiet=True)
+
+
 def test_a_bad_file_leaves_nothing_half(tmp_path: Path, own_cache: Path) -> None:
     found = corpus(tmp_path / "c")
     (tmp_path / "c" / "train.txt").write_bytes(TEXT.encode() + b"\xff\xfe\xfd")

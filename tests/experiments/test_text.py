@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from traformer.data.corpus import HUB
+from traformer.data.python_stdlib import is_stdlib
 from traformer.errors import InputError
 from traformer.experiments import text
 from traformer.experiments.configs import CONFIGS, TEXT_PAPER, read_config
@@ -29,6 +31,13 @@ def test_configs_by_name_and_by_file(tmp_path: Path) -> None:
     assert read_config(str(tmp_path / "mine.yaml")).steps == 7
     with pytest.raises(InputError, match="did you mean 'text-laptop'"):
         read_config("text-labtop")
+
+
+def test_shipped_configs_need_no_files_of_ours() -> None:
+    for name, config in CONFIGS.items():
+        if config.task == "text":
+            places = config.task_options["data"]
+            assert all(place in HUB or is_stdlib(place) for place in places), name
 
 
 def test_the_laptop_experiment(monkeypatch: pytest.MonkeyPatch) -> None:

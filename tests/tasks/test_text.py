@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traformer.errors import InputError, RunError
+from traformer.runs.config import RunConfig
 from traformer.tasks import TASKS, Text, build_task
 from traformer.tasks.text import permuted, window_starts
 
@@ -85,6 +87,23 @@ def test_test_seeds_draw_from_the_validation_split(folder: Path) -> None:
     assert [split.size for split in Text(data=str(folder)).test_splits()] == [128, 256, 512, 1024, 2048, 4096]
 
 
+def test_places_are_stored_so_that_they_mean_the_same_anywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    config = RunConfig(task="text", task_options={"data": "corpus"})
+    assert config.task_options["data"] == [str(folder)] == list(Text(data="corpus").data)
+    assert config.for_resume({"task_options": {"data": ["./corpus"]}}, folder) == config
+    monkeypatch.chdir(folder)
+    assert build_task("text", config.task_options).examples(0, 0, 1).input_ids.shape == (1, 128)
+    with pytest.raises(RunError, match="was started with task_options"):
+        config.for_resume({"task_options": {"data": ["."], "length": 64}}, folder)
+
+
+def test_without_data_the_built_in_text_is_stored_by_name() -> None:
+    stored = RunConfig(task="text").task_options["data"]
+    assert stored == [f"python-stdlib-{platform.python_version()}"] == list(Text().data)
+    assert RunConfig(task="copy").task_options == {}
+
+
 def test_settings_survive_a_config(folder: Path) -> None:
     task = build_task("text", {"length": 32, "data": [str(folder)], "tokenizer": "bytes", "separator": True})
     again = build_task("text", task.to_options())
@@ -93,8 +112,8 @@ def test_settings_survive_a_config(folder: Path) -> None:
 
 
 def test_bad_settings_are_told_in_a_sentence(folder: Path) -> None:
-    with pytest.raises(InputError, match="text needs data"):
-        Text().examples(0, 0, 1)
+    with pytest.raises(InputError, match=r"neither a file, nor a folder \(looked for in .*\), nor one of wikitext-103"):
+        Text(data="nowhere").examples(0, 0, 1)
     with pytest.raises(InputError, match="window of 100,000 tokens is longer than the text: the train split"):
         Text(data=str(folder), length=100_000).prepare()
     with pytest.raises(InputError, match="data must be"):

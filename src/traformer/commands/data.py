@@ -8,7 +8,9 @@ from traformer.commands.arguments import positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", nargs="+", metavar="PATH", help="a file, a folder, or a name such as wikitext-103")
+    parser.add_argument(
+        "data", nargs="+", metavar="PATH", help="a file, a folder, or a name such as wikitext-103 or python-stdlib"
+    )
     parser.add_argument(
         "--tokenizer",
         default="bytes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from traformer.commands.arguments import key_value, positive_int
+from traformer.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +25,10 @@ def main(args: argparse.Namespace) -> None:
     options = dict(args.task_option)
     if args.length is not None:
         options[length_setting(args.task)] = args.length
+    if args.task == "text" and not options.get("data"):
+        from traformer.data.corpus import DEFAULT_NOTE
+
+        say(DEFAULT_NOTE)
     task = build_task(args.task, options)
     batch = task.examples(seed=args.seed, start=args.start, count=args.examples)
     console = Console(highlight=False, soft_wrap=True)

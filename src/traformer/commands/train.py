@@ -11,6 +11,7 @@ from traformer.errors import InputError
 from traformer.experiments.configs import read_config
 from traformer.methods import resolve_method
 from traformer.runs.config import DTYPES, RunConfig
+from traformer.terminal import say
 
 # flag -> the TraformerConfig field it overrides
 _MODEL_FLAGS = {
@@ -91,8 +92,13 @@ def main(args: argparse.Namespace) -> None:
         config, out = resumed_config(args, given)
     else:
         base = read_config(args.config).to_dict() if args.config else {}
-        config = RunConfig.from_dict(_merge(base, given))
+        merged = _merge(base, given)
+        config = RunConfig.from_dict(merged)
         resolve_method(config.attention, config.attention_options)
+        if config.task == "text" and not merged["task_options"].get("data"):
+            from traformer.data.corpus import DEFAULT_NOTE
+
+            say(DEFAULT_NOTE)
         out = args.out or f"runs/{config.task}-{config.attention}-seed{config.seed}"
 
     import os

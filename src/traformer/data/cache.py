@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -72,8 +72,11 @@ class TokenizedText:
 
     def __init__(self, folder: Path, start: int = 0, stop: int | None = None) -> None:
         self.folder = folder
-        self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        self.start, self.stop = start, self.meta["tokens"] if stop is None else stop
+        try:
+            self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            self.start, self.stop = start, int(self.meta["tokens"]) if stop is None else stop
+        except (OSError, ValueError, KeyError, TypeError):
+            raise self._damaged("meta.json") from None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -85,18 +88,33 @@ class TokenizedText:
     @cached_property
     def tokens(self) -> NDArray[Any]:
         """[tokens] uint16 or uint32, a memory map."""
-        return np.memmap(self.folder / "tokens.bin", dtype=self.dtype, mode="r")[self.start : self.stop]
+        return self._map("tokens.bin", self.dtype)[self.start : self.stop]
 
     @cached_property
     def documents(self) -> NDArray[np.int64]:
         """Where documents start, from the first token of this text on."""
-        starts = np.fromfile(self.folder / "documents.bin", dtype=np.int64)
+        starts = self._map("documents.bin", "int64")
         inside = starts[(starts > self.start) & (starts < self.stop)]
         return np.concatenate([[0], inside - self.start])
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
-        return np.memmap(self.folder / "counts.bin", dtype=np.int64, mode="r").reshape(-1, 4)
+        return self._map("counts.bin", "int64").reshape(-1, 4)
+
+    def _map(self, name: str, dtype: str) -> NDArray[Any]:
+        """A file as a memory map, if it still has the size that it was written with."""
+        try:
+            if (self.folder / name).stat().st_size != self.meta["files"][name]:
+                raise self._damaged(name)
+            return np.memmap(self.folder / name, dtype=dtype, mode="r")
+        except (OSError, ValueError, KeyError, TypeError):
+            raise self._damaged(name) from None
+
+    def _damaged(self, name: str) -> RunError:
+        return RunError(
+            f"the token cache {self.folder} is damaged ({name} is missing or cut short); delete that folder and run "
+            "the command again, which makes it anew"
+        )
 
     @property
     def counts(self) -> Counts:
@@ -188,7 +206,8 @@ def _write_tokens(
     (folder / "meta.json").write_text(json.dumps(meta, indent=1), encoding="utf-8")
     if not quiet:
         say(
-            f"{tokens:,} tokens from {size / 1e6:,.1f} MB of text in {seconds:.1f} s ({size / 1e6 / seconds:,.1f} MB/s)"
+            f"{sources[0].name}{f' and {len(sources) - 1} more' if len(sources) > 1 else ''}: {tokens:,} tokens from "
+            f"{size / 1e6:,.1f} MB of text in {seconds:.1f} s ({size / 1e6 / seconds:,.1f} MB/s)"
         )
 
 
@@ -257,7 +276,8 @@ def write_json(path: Path, value: Any) -> None:
         aside.write_text(json.dumps(value), encoding="utf-8")
         os.replace(aside, path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
 
 
 # What a person sees ---------------------------------------------------------------------------------------------

@@ -1,19 +1,21 @@
 """A corpus by name or path, and its splits.
 
-A name of HUB is loaded with `datasets`. A folder is read with all its .txt, .text, .raw, .tokens and .parquet files, in
-order of their paths; files with train, valid (or validation, dev) or test as a word of their name are that split, all
-others are training text. Without a validation file the last HELD_OUT of the training text is validation text and is not
-trained on.
+A name of HUB is loaded with `datasets`; python-stdlib is the built-in text (`python_stdlib`). A folder is read with all
+its .txt, .text, .raw, .tokens and .parquet files, in order of their paths; files with train, valid (or validation, dev)
+or test as a word of their name are that split, all others are training text. Without a validation file the last
+HELD_OUT of the training text is validation text and is not trained on.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traformer.data import python_stdlib
 from traformer.data.hub import first_line, quiet_access
 from traformer.data.sources import HubSplit, ParquetFile, Source, TextFile, WikiTextFile, _import
 from traformer.errors import InputError, unknown_name
@@ -42,17 +44,33 @@ _SPLIT_WORD = re.compile(r"(?<![a-z])(train|valid|validation|dev|test)(?![a-z])"
 _SPLIT_OF = {"train": "train", "valid": "validation", "validation": "validation", "dev": "validation", "test": "test"}
 
 
+NAMES = (*HUB, python_stdlib.NAME)
+DEFAULT_NOTE = (
+    f"no data was named, so the text is {python_stdlib.version_name()}, the sources of this Python's standard library; "
+    "name another with --task-option data=FOLDER or data=wikitext-103"
+)
+
+
+def resolve(places: Sequence[str]) -> tuple[str, ...]:
+    """Places as a run stores them, so that they mean the same from any folder: paths absolute, names with versions.
+
+    Without a place, the built-in text.
+    """
+    return tuple(_resolve(place) for place in places) or (python_stdlib.version_name(),)
+
+
+def _resolve(place: str) -> str:
+    path = Path(place).expanduser()
+    if path.exists():
+        return os.path.abspath(path)
+    return python_stdlib.version_name() if place == python_stdlib.NAME else place
+
+
 class Corpus:
     """The sources of every split, found but not read."""
 
-    def __init__(self, places: Sequence[str]) -> None:
-        if not places:
-            raise InputError(
-                "text needs data: a file, a folder, or one of "
-                + ", ".join(HUB)
-                + "; for example --task-option data=FOLDER"
-            )
-        self.places = tuple(places)
+    def __init__(self, places: Sequence[str] = ()) -> None:
+        self.places = resolve(places)
         self.sources: dict[str, list[Source]] = {}
         for place in self.places:
             for split, source in _find(place):
@@ -115,7 +133,10 @@ def _find(place: str) -> list[tuple[str, Source]]:
         return [(split_of(path), _open_file(path))]
     if place in HUB:
         return [(split, HubSplit(f"{place} {split}", rows)) for split, rows in _load_hub(place).items()]
-    raise InputError(f"data {place!r} is neither a file, nor a folder, nor one of {', '.join(HUB)}")
+    if python_stdlib.is_stdlib(place):
+        return python_stdlib.sources(place)
+    where = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
+    raise InputError(f"data {place!r} is neither a file, nor a folder{where}, nor one of {', '.join(NAMES)}")
 
 
 def _open_file(path: Path) -> Source:
@@ -140,5 +161,6 @@ def _load_hub(name: str) -> dict[str, Any]:
             reason = first_line(error) if online else "there is no network, and no copy in its cache"
             raise InputError(
                 f"the dataset {name} ({repository}, {configuration}) could not be loaded from the Hugging Face hub "
-                f"({reason}); give data=FOLDER with a local copy, its .tokens, .txt or .parquet files"
+                f"({reason}); give data=FOLDER with a local copy, its .tokens, .txt or .parquet files, or "
+                f"data={python_stdlib.NAME}, which needs no network"
             ) from None

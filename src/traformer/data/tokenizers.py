@@ -213,7 +213,10 @@ def _trained_bpe(size: int, training_text: Sequence[Source] | None) -> TextToken
         tokenizer.save(str(folder / "tokenizer.json"))
 
     folder = cached_folder(cache_folder() / "tokenizers" / key, build, f"tokenizer bpe:{size}")
-    loaded = _from_path(folder)
+    try:
+        loaded = _from_path(folder)
+    except InputError as error:
+        raise RunError(f"{error}; the cache is damaged: delete that folder, and it is made anew") from None
     loaded.label = f"bpe:{size}"
     return loaded
 

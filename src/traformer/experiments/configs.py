@@ -20,10 +20,11 @@ TEXT_PAPER = RunConfig(
     save_every=1000,
 )
 
-# About half an hour on two cores: 7 million tokens, a BPE of 4,096 entries trained on the text.
+# About half an hour on two cores: 7 million tokens of the built-in text, a BPE of 4,096 entries trained on it. Another
+# text: --task-option data=FOLDER or data=wikitext-103-raw.
 TEXT_LAPTOP = RunConfig(
     task="text",
-    task_options={"data": ["../shared/data"], "tokenizer": "bpe:4096", "length": 128},
+    task_options={"data": ["python-stdlib"], "tokenizer": "bpe:4096", "length": 128},
     preset="mini",
     model_options={"attention_dropout": 0.0},  # torch's fused kernel, which the peers use, has none on a CPU
     steps=900,
@@ -34,10 +35,11 @@ TEXT_LAPTOP = RunConfig(
     save_every=250,
 )
 
-# Some ten minutes on one core: 6 million bytes, 4 layers of 128. What `tra sweep text` trains with every attention.
+# Some ten minutes on one core: 6 million bytes of the same text, 4 layers of 128. What `tra sweep text` trains with
+# every attention.
 TEXT_SMALL = RunConfig(
     task="text",
-    task_options={"data": ["../shared/data"], "tokenizer": "bytes", "length": 128},
+    task_options={"data": ["python-stdlib"], "tokenizer": "bytes", "length": 128},
     preset="tiny",
     model_options={"attention_dropout": 0.0, "hidden_dropout": 0.0, "num_hidden_layers": 4},
     steps=1500,

@@ -1,7 +1,7 @@
 """Language modelling: trained at a window of 128, read at 128 to 4096; TRA beside its peers and its recipe, two seeds.
 
-The text is ../shared/data (its training files, and WikiText-103's validation split), or the folder that
-$TRAFORMER_TEXT names. Bytes, 4 layers of 128, 1,500 steps of 32 windows: some twelve minutes a cell on one core.
+The text is the built-in python-stdlib, or what $TRAFORMER_TEXT names (a folder, or wikitext-103-raw). Bytes, 4 layers
+of 128, 1,500 steps of 32 windows: some twelve minutes a cell on one core.
 """
 
 from __future__ import annotations

@@ -68,6 +68,10 @@ class RunConfig:
             raise InputError(f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}")
         if self.dtype not in DTYPES:
             raise unknown_name("dtype", self.dtype, DTYPES)
+        if self.task == "text":
+            from traformer.tasks import task_class
+
+            object.__setattr__(self, "task_options", task_class(self.task).stored_options(self.task_options))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "the config") -> RunConfig:
@@ -89,13 +93,15 @@ class RunConfig:
 
     def for_resume(self, given: Mapping[str, Any], folder: Path) -> RunConfig:
         """This config with the changeable settings of `given`; a setting that would make it another run is refused."""
-        for name, value in given.items():
-            if name not in CHANGEABLE and _plain(value) != _plain(getattr(self, name)):
+        wanted = self.replace(**given)  # checked and spelled out as this one is
+        for name in given:
+            stored, value = getattr(self, name), getattr(wanted, name)
+            if name not in CHANGEABLE and value != stored:
                 raise RunError(
-                    f"{folder} was started with {name} = {getattr(self, name)!r}, not {value!r}; leave it out,"
+                    f"{folder} was started with {name} = {stored!r}, not {value!r}; leave it out,"
                     " or train into another folder"
                 )
-        return self.replace(**{name: value for name, value in given.items() if name in CHANGEABLE})
+        return wanted
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -254,6 +254,11 @@ class Task(ABC):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @classmethod
+    def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options as a run stores them: what depends on the folder or the machine is spelled out."""
+        return dict(options)
+
+    @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Task:
         """The inverse of `to_options`."""
         for name in options:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from traformer.data.corpus import resolve
 from traformer.errors import InputError, RunError
 from traformer.tasks import rng
 from traformer.tasks.base import NO_SOURCE, TEST_STREAM, Arrays, Batch, Split, Task, check_lengths, length_label, store
@@ -27,7 +28,8 @@ _ROUNDS = 4  # of the Feistel network
 class Text(Task):
     """The next token of real text, in windows of `length` tokens.
 
-    data        a file, a folder or a name such as wikitext-103, or a list of these (see traformer.data.corpus)
+    data        a file, a folder or a name such as wikitext-103, or a list of these (see traformer.data.corpus); without
+                any, the built-in python-stdlib: the sources of this Python's standard library
     tokenizer   bytes, a folder with GPT-2's files or a tokenizer.json, bpe:8192 (trained on the corpus), or a hub name
     separator   start every document with the tokenizer's end-of-text token
 
@@ -56,7 +58,15 @@ class Text(Task):
         if not isinstance(self.tokenizer, str):
             raise InputError(f"tokenizer must be a name or a folder, not {self.tokenizer!r}")
         _, length = check_lengths(self, "length", self.length, "length", self.length)
-        store(self, data=tuple(places), length=length)
+        store(self, data=resolve(tuple(places)), length=length)
+
+    @classmethod
+    def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        places = options.get("data", ())
+        places = [places] if isinstance(places, str) else places
+        if not isinstance(places, (list, tuple)) or not all(isinstance(place, str) for place in places):
+            return dict(options)  # refused when the task is built
+        return {**options, "data": list(resolve(places))}
 
     # The text -------------------------------------------------------------------------------------------------
 
