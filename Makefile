@@ -48,7 +48,7 @@ sanitize: setup
 	cmake --build build/sanitize
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
-	TRAFORMER_CPU_LIBRARY=build/sanitize/libtraformer_cpu.so $(BIN)/python -m pytest tests/ops/test_cpu_properties.py -q
+	TRAFORMER_CPU_LIBRARY=build/sanitize/libtraformer_cpu.so $(BIN)/python -m pytest tests/ops/test_properties.py -k 'cpu or index' -q
 
 clean:
 	rm -rf $(VENV) build runs/demo

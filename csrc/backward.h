@@ -104,13 +104,37 @@ NOINLINE void value_tile(const float* do_panel, const float* values, int64_t str
   }
 }
 
-// A row whose inputs are not finite has no gradient that is: NaN wherever it kept a key.
-NOINLINE void poison_gradients(Lanes& s, int lane0, float* weights, float* ds, int n) {
+// Pairs of a tile whose gradient is not finite, one bit per key for each lane, read from the scores before they are overwritten.
+struct Unknown {
+  uint64_t weights[G], ds[G];
+};
+
+// A row that is not finite: what it keeps, and what it sees where the choice has a gradient. Any other row: with a surrogate, what
+// it removes although its value is not finite. values: those of a block that is flagged, else null
+NOINLINE void find_unknown(const Lanes& s, int lane0, const float* scores, const float* values, int64_t stride, int n, int D,
+                           bool surrogate, Unknown& unknown) {
+  static_assert(KB <= 64, "one bit per key");
+  for (int i = 0; i < G; i++) unknown.weights[i] = unknown.ds[i] = 0;
+  for (int j = 0; j < n; j++) {
+    bool bad = false;
+    for (int d = 0; values && d < D; d++) bad |= !finite(values[j * stride + d]);
+    for (int i = 0; i < G && lane0 + i < s.n; i++) {
+      const float score = scores[j * G + i];
+      const bool keep = score > s.threshold[lane0 + i], seen = score > -INF, row = s.poisoned[lane0 + i];
+      unknown.weights[i] |= (uint64_t)(row && keep) << j;
+      unknown.ds[i] |= (uint64_t)(row ? (surrogate ? seen : keep) : surrogate && bad && seen && !keep) << j;
+    }
+  }
+}
+
+NOINLINE void poison_gradients(Lanes& s, int lane0, float* weights, float* ds, int n, const Unknown& unknown) {
   for (int i = 0; i < G && lane0 + i < s.n; i++) {
-    if (!s.poisoned[lane0 + i]) continue;
-    for (int j = 0; j < n; j++)
-      if (weights[j * G + i] != 0) weights[j * G + i] = ds[j * G + i] = NOT_A_NUMBER;
-    s.grad_decay[lane0 + i] = s.grad_threshold[lane0 + i] = NOT_A_NUMBER;
+    for (int j = 0; j < n; j++) {
+      if (unknown.weights[i] >> j & 1) weights[j * G + i] = NOT_A_NUMBER;
+      if (unknown.ds[i] >> j & 1) ds[j * G + i] = NOT_A_NUMBER;
+    }
+    if (s.poisoned[lane0 + i]) s.grad_decay[lane0 + i] = NOT_A_NUMBER;
+    if (s.poisoned[lane0 + i] || unknown.ds[i]) s.grad_threshold[lane0 + i] = NOT_A_NUMBER;
   }
 }
 
@@ -231,7 +255,6 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
       int64_t clean_stride = k_stride;
       if (__builtin_expect(keys_bad, 0)) clean_keys = cleaned(keys, &clean_stride, j1 - j0, D, w.clean);
       else clean_keys = side_by_side(keys, &clean_stride, j1 - j0, D, w.keys);
-      // What a removed key would have given is not known where its value is not finite: it counts as a value of 0.
       const float* clean_values = values;
       int64_t clean_values_stride = v_stride;
       if (__builtin_expect(values_bad && surrogate, 0)) clean_values = cleaned(values, &clean_values_stride, j1 - j0, D, w.clean_values);
@@ -260,8 +283,11 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
         value_tile(w.do_panels + (int64_t)lane0 * D, clean_values, clean_values_stride, n, ds, D);
         auto differentiate = c.dropout ? (surrogate ? differentiate_tile<true, true> : differentiate_tile<true, false>)
                                        : (surrogate ? differentiate_tile<false, true> : differentiate_tile<false, false>);
+        Unknown unknown;
+        if (__builtin_expect(any_poisoned, 0))
+          find_unknown(s, lane0, weights, values_bad ? values : nullptr, v_stride, n, D, surrogate, unknown);
         differentiate(s, lane0, weights, ds, j0, n, p.dropout_cut, p.dropout_scale, steepness);
-        if (__builtin_expect(any_poisoned, 0)) poison_gradients(s, lane0, weights, ds, n);
+        if (__builtin_expect(any_poisoned, 0)) poison_gradients(s, lane0, weights, ds, n, unknown);
         add_panel_times_rows(ds, lanes, n, clean_keys, clean_stride, w.dq + (int64_t)lane0 * D, D, D);
         // The products over lanes take whole groups of keys: those this panel does not see weigh nothing.
         const int whole = least(j1 - j0, (n + MR - 1) / MR * MR);

@@ -7,7 +7,7 @@ import torch
 
 from tests.ops.cases import DECAYS, make
 from traformer.errors import InputError
-from traformer.ops import attention_stats, available_backends, threshold_relative_attention
+from traformer.ops import attention_map, attention_stats, available_backends, threshold_relative_attention
 
 BACKENDS = [name for name in available_backends() if name in ("reference", "blockwise", "cpu")]
 NAMES = ("out", "dq", "dk", "dv", "dlog_decay", "dthreshold")
@@ -32,12 +32,15 @@ def by_hand(q, k, v, log_decay, threshold, width):
 
 
 def run(inputs, threshold, backend, dtype, **options):
-    """out and five gradients; inputs and threshold as given, rounded to dtype."""
+    """out and five gradients (four without a threshold); inputs and threshold as given, rounded to dtype."""
     leaves = [x.detach().to(dtype).clone(memory_format=torch.preserve_format).requires_grad_() for x in inputs]
-    limit = threshold.detach().to(torch.float64 if dtype == torch.float64 else torch.float32).clone().requires_grad_()
-    out = threshold_relative_attention(*leaves, threshold=limit, backend=backend, **options)
+    if threshold is not None:
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        leaves.append(threshold.detach().to(wide).clone().requires_grad_())
+        options["threshold"] = leaves[4]
+    out = threshold_relative_attention(*leaves[:4], backend=backend, **options)
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    return (out.detach(), *torch.autograd.grad(out, [*leaves, limit], upstream))
+    return (out.detach(), *torch.autograd.grad(out, leaves, upstream))
 
 
 def problem(**options):
@@ -120,19 +123,39 @@ def test_the_early_exit_stays(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_not_finite_stays_in_its_rows(backend):
-    """A removed key's value that is not finite gives nothing; a kept one poisons its row, as ever."""
-    inputs, threshold = problem(batch=1, heads=1, key_heads=1, queries=40, width=16)
-    clean = run(inputs, threshold, backend, torch.float32, surrogate_width=0.5)
-    inputs[2][0, 0, 20, 3] = torch.nan
-    dirty = run(inputs, threshold, backend, torch.float32, surrogate_width=0.5)
-    bad = dirty[0].isnan().any(-1)[0, 0]
-    assert bad.any() and not bad[:20].any() and not bad[20:].all()
-    for which in (1, 4, 5):
-        assert torch.equal(
-            dirty[which][0, 0].isnan().flatten(1).any(-1) if which == 1 else dirty[which][0, 0].isnan(), bad
-        )
-    torch.testing.assert_close(dirty[1][0, 0, :20], clean[1][0, 0, :20], rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5, "dropout_seed": 3}], ids=["plain", "dropout"])
+@pytest.mark.parametrize("decay", ["long", "steep"])  # steep: weights underflow, which hides nothing
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("what", ["value", "key", "both"])
+@pytest.mark.parametrize("width", [None, 0.5])
+def test_what_a_key_that_is_not_finite_touches(backend, width, what, value, decay, options):
+    """The law that reference.py states, element by element; nothing else changes."""
+    inputs, threshold = problem(batch=1, heads=1, key_heads=1, queries=40, width=16, decay=decay)
+    options = {**options, "surrogate_width": width, "tolerance": 0.0}
+    gradients = (0, 1, 2, 3, 4) if width is None else (0, 1, 2, 3, 4, 5)
+
+    def solve():
+        results = run(inputs, threshold if width else None, backend, torch.float32, **options)
+        return [results[n][0, 0].reshape(40, -1) for n in gradients]
+
+    clean = solve()
+    keep = attention_map(inputs[0], inputs[1], inputs[3], threshold=threshold if width else 0.0).keep[0, 0]
+    if what != "value":
+        inputs[1][0, 0, 20, 5] = value
+    if what != "key":
+        inputs[2][0, 0, 20, 3] = value
+    sees = torch.arange(40) >= 20
+    bad = keep[:, 20] if what == "value" else sees
+    keep[bad, 20] = True  # a key that is not finite counts as kept
+    reading = bad | (sees & keep.any(-1)) if width else bad
+    visible = torch.ones(40, 40, dtype=torch.bool).tril()
+    kept, pulled = (keep & bad[:, None]).any(0), ((visible if width else keep) & bad[:, None]).any(0)  # keys
+    pulled[20] |= reading.any()
+    expected = [bad, reading, pulled, kept, bad, reading]
+    assert bad.any() and not bad.all() and (what != "value" or (sees & ~bad & keep.any(-1)).any())
+    for name, is_nan, after, before in zip(NAMES, expected, solve(), clean, strict=False):
+        assert torch.equal(after.isnan().all(-1), is_nan), name
+        torch.testing.assert_close(after[~is_nan], before[~is_nan], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [0.0, -1.0, float("nan"), float("inf")])

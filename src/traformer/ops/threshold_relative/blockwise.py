@@ -38,6 +38,7 @@ class Tile:
     bad: Tensor | None  # bool [N, R]: the row met something non-finite in this tile
     farther: Tensor  # [N, R, C]: c - 1, kept keys nearer than this one
     visible: Tensor  # bool [N, R, C]
+    bad_value: Tensor | None  # bool [N, C]: the key's value is not finite (and 0 in v)
 
 
 class Rows:
@@ -131,7 +132,7 @@ class Rows:
             bad = (broken | (keep & bad_value[:, None])).any(-1)
         upto = keep.cumsum(-1)  # kept in [block start .. j]
         farther = (carried + upto[..., -1]).unsqueeze(-1) - upto
-        return Tile(key, k, v, scores, keep, bad, farther, visible)
+        return Tile(key, k, v, scores, keep, bad, farther, visible, bad_value)
 
 
 class Walk:
@@ -279,7 +280,7 @@ def _backward_chunk(
     grad = grad_out[rows.index].to(dtype)  # [N, R, D]
     log_sum = normaliser[rows.index].to(dtype)  # [N, R]
     delta = (grad * out[rows.index].to(dtype)).sum(-1)
-    # A row that is not finite gives NaN to the keys it keeps and leaves the others alone.
+    # A row that is not finite gives NaN to the keys it keeps (with a surrogate: sees) and leaves the others alone.
     broken = ~(grad.isfinite().all(-1) & delta.isfinite()) | log_sum.isnan()
     log_sum = torch.where(broken, torch.nan, log_sum)
     grad = torch.where(broken[..., None], 0, grad)
@@ -310,7 +311,9 @@ def _backward_chunk(
             threshold = rows.threshold if isinstance(rows.threshold, float) else rows.threshold[..., None]
             soft = torch.sigmoid((tile.scores - threshold) / width)
             pull = if_kept * (dweights - delta[..., None]) * soft * (1 - soft) / width
-            pull = torch.where(tile.visible & (tile.keep | ~broken[..., None]), pull, 0)
+            if tile.bad_value is not None:  # what a removed key would have given is not a number
+                pull = torch.where(tile.bad_value[:, None] & ~tile.keep, torch.nan, pull)
+            pull = torch.where(tile.visible & (log_sum != torch.inf)[..., None], pull, 0)  # inf: keeps nothing
             dthreshold_sum.index_add_(0, slot, -pull.sum(-1))
             dscores = dscores + pull
         dq_sum.index_add_(0, slot, torch.bmm(dscores, tile.k).mul_(problem.scale))
@@ -325,9 +328,7 @@ def _backward_chunk(
         active = rows.block > last
         if not bool(active.all()):
             rows.select(active)
-            carried, log_sum, grad, delta, broken, last, slot = (
-                x[active] for x in (carried, log_sum, grad, delta, broken, last, slot)
-            )
+            carried, log_sum, grad, delta, last, slot = (x[active] for x in (carried, log_sum, grad, delta, last, slot))
         rows.block = rows.block - 1
 
     dq[where] = dq_sum[real].to(dq.dtype)

@@ -1,6 +1,16 @@
-"""The mechanism as its formula: eager, quadratic, differentiable, any float type. Its fp64 run is the oracle."""
+"""The mechanism as its formula: eager, quadratic, differentiable, any float type. Its fp64 run is the oracle.
+
+What is not finite follows one law in every backend:
+- A row that sees a non-finite key, keeps a non-finite value, or has a non-finite query or decay (and keeps a key) is
+  NaN, and so are its dq, dlog_decay and dthreshold, dv of the keys that it keeps, and dk of the keys that it keeps
+  (with a surrogate: sees). Nothing else is touched.
+- A non-finite value that a row removes does not touch the row's output. With a surrogate the gradient of that choice
+  reads the value: dq and dthreshold of the row and dk of that key are NaN, nothing else.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,6 +18,30 @@ from torch import Tensor
 from traformer.ops.threshold_relative.decision import decide
 from traformer.ops.threshold_relative.dropout import row_keys, survivors
 from traformer.ops.threshold_relative.problem import Problem
+
+
+class _Substitute(torch.autograd.Function):
+    """Exchanges elements on the way forward and passes every gradient back as if nothing had been exchanged."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, where: Tensor, value: float) -> Tensor:
+        return torch.where(where, value, x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad, None, None
+
+
+def substitute(x: Tensor, where: Tensor, value: float) -> Tensor:
+    """x with `value` where `where` is True, x's own gradient everywhere. `where` has the shape of x."""
+    result: Tensor = _Substitute.apply(x, where, value)
+    return result
 
 
 def visibility(problem: Problem) -> Tensor:
@@ -69,8 +103,8 @@ def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bad_row = ~problem.q.isfinite().all(-1, keepdim=True)  # [B, Hq, Tq, 1]
     bad_key = ~k.isfinite().all(-1).unsqueeze(-2)  # [B, Hq, 1, Tk]
     bad_value = ~v.isfinite().all(-1).unsqueeze(-2)
-    q = torch.where(q.isfinite(), q, 0)
-    k = torch.where(k.isfinite(), k, 0)
+    q = substitute(q, ~q.isfinite(), 0.0)
+    k = substitute(k, ~k.isfinite(), 0.0)
 
     visible = visibility(problem).expand(q.shape[0], q.shape[1], -1, -1)
     scores = (q @ k.transpose(-1, -2)) * problem.scale  # [B, Hq, Tq, Tk]
@@ -86,7 +120,7 @@ def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
     keep = keep | bad
     poisoned = bad.any(-1, keepdim=True) | (keep & bad_value).any(-1, keepdim=True)  # [B, Hq, Tq, 1]
-    scores = torch.where(poisoned & keep, torch.nan, scores)
+    scores = substitute(scores, poisoned & keep, torch.nan)
 
     distance = keep.flip(-1).cumsum(-1).flip(-1) * keep  # kept keys in [j .. i]
     logits = torch.where(keep, scores + decay * (distance - 1), -torch.inf)
@@ -94,23 +128,25 @@ def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     peak = torch.where(peak == -torch.inf, 0, peak)  # rows that keep nothing
     weights = torch.where(keep, torch.exp(logits - peak), 0)
     if problem.surrogate_width:
-        weights = weights + surrogate_gradient(problem, scores, visible, keep, decay, peak)
+        weights = weights + surrogate_gradient(problem, scores, visible, keep, bad_value, decay, peak)
     total = weights.sum(-1, keepdim=True)
-    weights = weights / torch.where(total == 0, 1, total)
+    # The total of a NaN row is NaN: the keys that it removes still weigh 0.
+    weights = torch.where(keep | peak.isfinite(), weights / torch.where(total == 0, 1, total), 0)
     return scores, keep, distance, weights
 
 
 def surrogate_gradient(
-    problem: Problem, scores: Tensor, visible: Tensor, keep: Tensor, decay: Tensor, peak: Tensor
+    problem: Problem, scores: Tensor, visible: Tensor, keep: Tensor, bad_value: Tensor, decay: Tensor, peak: Tensor
 ) -> Tensor:
     """0 everywhere, with the gradient of the softened choice: each key's weight, were it kept, times a sigmoid's."""
     threshold = problem.threshold_value if problem.threshold is None else problem.threshold.unsqueeze(-1)
     soft = torch.sigmoid((scores - threshold) / problem.surrogate_width)
     nearer = keep.flip(-1).cumsum(-1).flip(-1) - keep.to(torch.int64)  # kept keys right of j: c - 1, were it kept
     if_kept = torch.exp(scores.detach() + decay.detach() * nearer - peak)
-    # A row that keeps nothing has no gradient, as without a surrogate; one that is not finite gives NaN to kept keys.
-    seen = visible & keep.any(-1, keepdim=True) & peak.isfinite()
-    return torch.where(seen, if_kept, 0) * (soft - soft.detach())
+    seen = visible & keep.any(-1, keepdim=True)  # a row that keeps nothing has no gradient, as without a surrogate
+    unknown = seen & ~keep & bad_value  # what a removed key would have given is not a number
+    mass = torch.where(unknown, torch.nan, torch.where(seen, if_kept, 0))
+    return substitute(torch.where(seen, mass * (soft - soft.detach()), 0), unknown, 0.0)
 
 
 def forward(problem: Problem) -> Tensor:
@@ -119,8 +155,9 @@ def forward(problem: Problem) -> Tensor:
     if problem.dropout_p > 0.0:
         weights = weights * dropout_factors(problem, weights)
     v = problem.v.to(weights.dtype).repeat_interleave(problem.heads_per_key_head, dim=1)
-    # Where a value is not finite its row is NaN already, or removes it: then it counts as 0.
-    return (weights @ torch.where(v.isfinite().all(-1, keepdim=True), v, 0)).to(problem.q.dtype)
+    # A row that keeps a value that is not finite is NaN already; one that removes it must not multiply it by 0.
+    bad_value = ~v.isfinite().all(-1, keepdim=True)
+    return (weights @ substitute(v, bad_value.expand_as(v), 0.0)).to(problem.q.dtype)
 
 
 def dropout_factors(problem: Problem, weights: Tensor) -> Tensor:
