@@ -5,6 +5,12 @@ a cache; both are switched off here. Tensors are drawn with numpy (tests/ops/dra
 differ in the last bits between instruction sets. `make fuzz` is the campaign that draws anew each time.
 """
 
+import os
+
+os.environ.setdefault(
+    "OMP_WAIT_POLICY", "PASSIVE"
+)  # before torch loads OpenMP: threads that wait leave the core to others
+
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 

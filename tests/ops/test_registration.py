@@ -1,10 +1,13 @@
 """The operator as torch sees it: schema, fake kernel, autograd, one graph under compile, export."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.ops.cases import make
 from traformer.ops import available_backends, threshold_relative_attention
+from traformer.ops.threshold_relative.options import make_problem
 from traformer.ops.threshold_relative.registration import forward_op
 
 FUSED = [name for name in available_backends() if name in ("blockwise", "cpu")]
@@ -12,13 +15,7 @@ FUSED = [name for name in available_backends() if name in ("blockwise", "cpu")]
 
 def arguments(backend, **changes):
     q, k, v, g = make(queries=9, keys=12, dtype=torch.float32)
-    options = {
-        "threshold": None, "threshold_value": 0.0, "exclude_self": None, "key_padding_mask": None, "first_key": None,
-        "query_start": 3, "scale": 0.25, "score_bound": None, "dropout_p": 0.0, "dropout_seed": None,
-        "tolerance": 2**-24, "needs_grad": True, "key_low": None, "key_high": None, "key_norm": None,
-        "surrogate_width": 0.0, "backend": backend,
-    }  # fmt: skip
-    return (q, k, v, g, *{**options, **changes}.values())
+    return backend, *replace(make_problem(q, k, v, g, {}), **changes).flatten()
 
 
 @pytest.mark.parametrize("backend", FUSED)

@@ -1,25 +1,66 @@
-"""Which implementations there are, and which of them this machine can run. Backends never import one another."""
+"""Which implementations there are, and which of them this machine can run. Backends never import one another.
+
+To add one, write a module beside this file that follows `FusedBackend` and add its entry to BACKENDS.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from traformer.errors import InputError, unknown_name
+from traformer.ops.threshold_relative.problem import Forward, Gradients, Problem, Saved
 
-BACKENDS = ("reference", "blockwise", "cpu", "triton")
-_MODULES: dict[str, Any] = {}
+
+class FusedBackend(Protocol):
+    """What the module of a fused backend provides."""
+
+    def unavailable_reason(self) -> str | None:
+        """None where the backend can run on this machine, else one clause that says why not."""
+
+    def unsupported_reason(self, dtype: torch.dtype, head_size: int) -> str | None:
+        """None where it takes tensors of this type and head size, else one clause that says why not."""
+
+    def forward(self, problem: Problem) -> Forward: ...
+
+    def backward(self, problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients: ...
+
+
+@dataclass(frozen=True)
+class Backend:
+    """An entry of the registry."""
+
+    name: str  # of the module too
+    fused: bool  # follows FusedBackend: an early exit, a backward of its own; else plain differentiable torch
+    device: str | None  # the kind of device that it is the fast choice for; None: runs anywhere
+    dtypes: tuple[torch.dtype, ...]
+
+
+_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+# Slowest first.
+BACKENDS = {
+    entry.name: entry
+    for entry in (
+        Backend("reference", fused=False, device=None, dtypes=(torch.float64, *_SINGLE)),
+        Backend("blockwise", fused=True, device=None, dtypes=(torch.float64, *_SINGLE)),
+        Backend("cpu", fused=True, device="cpu", dtypes=_SINGLE),
+        Backend("triton", fused=True, device="cuda", dtypes=_SINGLE),
+    )
+}
+_MODULES: dict[str, FusedBackend] = {}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def fused_backend(name: str) -> Any:
-    """The module of a fused backend: forward(problem) and backward(problem, grad_out, out, normaliser, reach)."""
+def fused_backend(name: str) -> FusedBackend:
+    """The module of a fused backend, loaded when it is first asked for."""
     if name not in _MODULES:
-        _MODULES[name] = import_module(f"traformer.ops.threshold_relative.{name}")
+        _MODULES[name] = cast(FusedBackend, import_module(f"traformer.ops.threshold_relative.{name}"))
     return _MODULES[name]
 
 
@@ -32,10 +73,10 @@ def _constant(function: _Function) -> _Function:
 @_constant  # looks at files and the environment, which a traced graph cannot
 def unavailable_reason(name: str) -> str | None:
     """None where the backend can run here, else why not."""
-    if name in ("reference", "blockwise"):
-        return None
     if name not in BACKENDS:
         raise unknown_name("backend", name, BACKENDS)
+    if not BACKENDS[name].fused:
+        return None
     if find_spec(f"traformer.ops.threshold_relative.{name}") is None:
         return f"backend {name!r} is not part of this version"
     return fused_backend(name).unavailable_reason()
@@ -43,8 +84,8 @@ def unavailable_reason(name: str) -> str | None:
 
 @_constant
 def unsupported_reason(name: str, dtype: torch.dtype, head_size: int) -> str | None:
-    """None where a fused backend takes tensors of this type and head size, else why not."""
-    return fused_backend(name).unsupported_reason(dtype, head_size)
+    """None where the backend takes tensors of this type and head size, else why not."""
+    return fused_backend(name).unsupported_reason(dtype, head_size) if BACKENDS[name].fused else None
 
 
 def available_backends() -> list[str]:
@@ -54,14 +95,18 @@ def available_backends() -> list[str]:
 
 def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_size: int) -> str:
     """What runs: an explicit name never falls back; 'auto' takes the fastest that gives the same result."""
-    if name != "auto":
-        reason = unavailable_reason(name)
-        if reason is not None:
-            raise InputError(f"{reason}; available: {', '.join(available_backends())}")
-        return name
-    fast = {"cpu": "cpu", "cuda": "triton"}.get(device.type)
-    if fast is None or dtype == torch.float64 or unavailable_reason(fast) is not None:
-        return "blockwise"
-    if unsupported_reason(fast, dtype, head_size) is not None:
-        return "blockwise"
-    return fast
+    if name == "auto":
+        for entry in reversed(BACKENDS.values()):
+            fits = entry.fused and entry.device in (None, device.type) and dtype in entry.dtypes
+            if not fits or unavailable_reason(entry.name) is not None:
+                continue
+            if unsupported_reason(entry.name, dtype, head_size) is None:
+                return entry.name
+        raise InputError(f"no backend takes {dtype} with head size {head_size} on {device}")
+    reason = unavailable_reason(name)
+    if reason is not None:
+        raise InputError(f"{reason}; available: {', '.join(available_backends())}")
+    reason = unsupported_reason(name, dtype, head_size)
+    if reason is not None:
+        raise InputError(f"{reason}; use backend='blockwise', 'reference' or 'auto'")
+    return name

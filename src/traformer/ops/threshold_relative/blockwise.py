@@ -16,7 +16,7 @@ from torch import Tensor
 from traformer.ops.threshold_relative.bounds import finished
 from traformer.ops.threshold_relative.decision import decide
 from traformer.ops.threshold_relative.dropout import row_keys, survivors
-from traformer.ops.threshold_relative.problem import Problem, backward_outputs, forward_outputs
+from traformer.ops.threshold_relative.problem import Forward, Gradients, Problem, Saved, empty_forward, empty_gradients
 
 ROWS = 64  # queries of an item
 KEYS = 64  # keys of a step
@@ -158,18 +158,29 @@ class Walk:
         return list(torch.arange(items, device=self.problem.q.device).split(size))
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, normaliser, reach, kept, as problem.forward_outputs lays them out."""
-    out, normaliser, reach, kept = forward_outputs(problem.q)
+def unavailable_reason() -> None:
+    """It runs everywhere."""
+
+
+def unsupported_reason(dtype: torch.dtype, head_size: int) -> None:
+    """It takes every type and head size."""
+
+
+def forward(problem: Problem) -> Forward:
+    result = empty_forward(problem)
     if 0 in problem.q.shape or problem.k.shape[2] == 0:
-        return out.zero_(), normaliser.fill_(torch.inf), reach.zero_(), kept.zero_()
+        result.out.zero_()
+        result.normaliser.fill_(torch.inf)
+        result.reach.zero_()
+        result.kept.zero_()
+        return result
     walk = Walk(problem)
     for items in walk.chunks():
-        _forward_chunk(walk, items, out, normaliser, reach, kept)
-    return out, normaliser, reach, kept
+        _forward_chunk(walk, items, result)
+    return result
 
 
-def _forward_chunk(walk: Walk, items: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor, kept: Tensor) -> None:
+def _forward_chunk(walk: Walk, items: Tensor, result: Forward) -> None:
     problem = walk.problem
     rows = Rows(walk, items)
     q = rows.q
@@ -209,7 +220,7 @@ def _forward_chunk(walk: Walk, items: Tensor, out: Tensor, normaliser: Tensor, r
             )  # fmt: skip
         done = (done | ~rows.real).all(-1)  # [N]
         if bool(done.any()):
-            _store(rows, done, sums, total, peak, carried, poisoned, out, normaliser, reach, kept)
+            _store(rows, done, sums, total, peak, carried, poisoned, result)
             active = ~done
             rows.select(active)
             carried, peak, total, poisoned, sums = (x[active] for x in (carried, peak, total, poisoned, sums))
@@ -224,10 +235,7 @@ def _store(
     peak: Tensor,
     carried: Tensor,
     poisoned: Tensor,
-    out: Tensor,
-    normaliser: Tensor,
-    reach: Tensor,
-    kept: Tensor,
+    result: Forward,
 ) -> None:
     real = rows.real & done[:, None]
     where = tuple(part.expand_as(real)[real] for part in rows.index)
@@ -235,42 +243,32 @@ def _store(
     value = sums[real] / torch.where(empty, 1, total)[:, None]
     log_sum = torch.where(empty, torch.inf, peak[real] + torch.log(total))
     bad = poisoned[real]
-    out[where] = torch.where(bad[:, None], torch.nan, value).to(out.dtype)
-    normaliser[where] = torch.where(bad, torch.nan, log_sum)
+    result.out[where] = torch.where(bad[:, None], torch.nan, value).to(result.out.dtype)
+    result.normaliser[where] = torch.where(bad, torch.nan, log_sum)
     low = (rows.block * KEYS)[:, None].expand_as(real)[real].clamp(min=0)
-    reach[where] = torch.minimum(low, rows.position[real] + 1).to(torch.int32)
-    kept[where] = carried[real].to(torch.int32)
+    result.reach[where] = torch.minimum(low, rows.position[real] + 1).to(torch.int32)
+    result.kept[where] = carried[real].to(torch.int32)
 
 
-def backward(
-    problem: Problem, grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dlog_decay, dthreshold: the tiles of the forward walk, recomputed."""
-    dq, dk, dv, ddecay, dthreshold = backward_outputs(problem.q, problem.k, problem.log_decay, problem.surrogate_width)
+def backward(problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients:
+    """The tiles of the forward walk, recomputed."""
+    gradients = empty_gradients(problem)
+    for x in gradients:
+        x.zero_()
+    # Keys collect from many rows: in the compute type whatever the storage type.
     dk_sum = torch.zeros(problem.k.shape, dtype=problem.compute_dtype, device=problem.k.device)
     dv_sum = torch.zeros_like(dk_sum)
-    dq.zero_()
-    ddecay.zero_()
-    dthreshold.zero_()
     if 0 not in problem.q.shape and problem.k.shape[2]:
         walk = Walk(problem)
         for items in walk.chunks():
-            _backward_chunk(walk, items, grad_out, out, normaliser, reach, dq, dk_sum, dv_sum, ddecay, dthreshold)
-    return dq, dk.copy_(dk_sum), dv.copy_(dv_sum), ddecay, dthreshold
+            _backward_chunk(walk, items, grad_out, saved, gradients, dk_sum, dv_sum)
+    gradients.k.copy_(dk_sum)
+    gradients.v.copy_(dv_sum)
+    return gradients
 
 
 def _backward_chunk(
-    walk: Walk,
-    items: Tensor,
-    grad_out: Tensor,
-    out: Tensor,
-    normaliser: Tensor,
-    reach: Tensor,
-    dq: Tensor,
-    dk_sum: Tensor,
-    dv_sum: Tensor,
-    ddecay: Tensor,
-    dthreshold: Tensor,
+    walk: Walk, items: Tensor, grad_out: Tensor, saved: Saved, gradients: Gradients, dk_sum: Tensor, dv_sum: Tensor
 ) -> None:
     problem = walk.problem
     rows = Rows(walk, items)
@@ -278,14 +276,14 @@ def _backward_chunk(
     real = rows.real
     where = tuple(part.expand_as(real)[real] for part in rows.index)  # rows leave the chunk as it walks
     grad = grad_out[rows.index].to(dtype)  # [N, R, D]
-    log_sum = normaliser[rows.index].to(dtype)  # [N, R]
-    delta = (grad * out[rows.index].to(dtype)).sum(-1)
+    log_sum = saved.normaliser[rows.index].to(dtype)  # [N, R]
+    delta = (grad * saved.out[rows.index].to(dtype)).sum(-1)
     # A row that is not finite gives NaN to the keys it keeps (with a surrogate: sees) and leaves the others alone.
     broken = ~(grad.isfinite().all(-1) & delta.isfinite()) | log_sum.isnan()
     log_sum = torch.where(broken, torch.nan, log_sum)
     grad = torch.where(broken[..., None], 0, grad)
     delta = torch.where(broken, 0, delta)
-    last = torch.where(real, reach[rows.index], problem.k.shape[2]).amin(-1) // KEYS  # [N] leftmost block to read
+    last = torch.where(real, saved.reach[rows.index], problem.k.shape[2]).amin(-1) // KEYS  # [N] leftmost block to read
     dq_sum = torch.zeros_like(rows.q)
     ddecay_sum = torch.zeros_like(log_sum)
     dthreshold_sum = torch.zeros_like(log_sum)
@@ -331,7 +329,7 @@ def _backward_chunk(
             carried, log_sum, grad, delta, last, slot = (x[active] for x in (carried, log_sum, grad, delta, last, slot))
         rows.block = rows.block - 1
 
-    dq[where] = dq_sum[real].to(dq.dtype)
-    ddecay[where] = ddecay_sum[real].to(ddecay.dtype)
+    gradients.q[where] = dq_sum[real].to(gradients.q.dtype)
+    gradients.log_decay[where] = ddecay_sum[real].to(gradients.log_decay.dtype)
     if width:
-        dthreshold[where] = dthreshold_sum[real].to(dthreshold.dtype)
+        gradients.threshold[where] = dthreshold_sum[real].to(gradients.threshold.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from traformer.errors import InputError
 from traformer.ops.threshold_relative.dropout import drop_limit
-from traformer.ops.threshold_relative.problem import Problem, backward_outputs, forward_outputs
+from traformer.ops.threshold_relative.problem import Forward, Gradients, Problem, Saved, empty_forward, empty_gradients
 from traformer.processor import library_path
 
 ISA_VARIABLE = "TRAFORMER_CPU_ISA"
@@ -149,46 +149,39 @@ def set_flush_denormals(flush: bool) -> bool:
     return bool(library.tra_set_flush_denormals(int(flush), torch.get_num_threads()))
 
 
-def forward(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out, normaliser, reach, kept."""
-    outputs = forward_outputs(problem.q)
+def forward(problem: Problem) -> Forward:
+    result = empty_forward(problem)
     call, keep_alive = _describe(problem)
-    out, normaliser, reach, kept = outputs
-    call.out = _strided(out, keep_alive)
-    call.normaliser, call.reach, call.kept = normaliser.data_ptr(), reach.data_ptr(), kept.data_ptr()
+    call.out = _strided(result.out, keep_alive)
+    call.normaliser, call.reach, call.kept = (x.data_ptr() for x in (result.normaliser, result.reach, result.kept))
     _run("tra_forward", call)
-    return outputs
+    return result
 
 
-def backward(
-    problem: Problem, grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dq, dk, dv, dlog_decay, dthreshold."""
-    grad_q, grad_k, grad_v, grad_log_decay, grad_threshold = backward_outputs(
-        problem.q, problem.k, problem.log_decay, problem.surrogate_width
-    )
+def backward(problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients:
+    gradients = empty_gradients(problem)
     call, keep_alive = _describe(problem)
-    call.out = _strided(out, keep_alive)
+    call.out = _strided(saved.out, keep_alive)
     call.grad_out = _strided(grad_out.to(problem.q.dtype), keep_alive)
-    call.normaliser = _pointer(normaliser, torch.float32, keep_alive)
-    call.reach = _pointer(reach, torch.int32, keep_alive)
-    call.grad_q = _strided(grad_q, keep_alive)
+    call.normaliser = _pointer(saved.normaliser, torch.float32, keep_alive)
+    call.reach = _pointer(saved.reach, torch.int32, keep_alive)
+    call.grad_q = _strided(gradients.q, keep_alive)
     # Keys collect from many rows: in fp32 whatever the storage type.
     sums_k, sums_v = (
-        x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32) for x in (grad_k, grad_v)
+        x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32) for x in (gradients.k, gradients.v)
     )
     sums_k.zero_()
     sums_v.zero_()
     call.grad_k, call.grad_v = _strided(sums_k, keep_alive), _strided(sums_v, keep_alive)
-    sums_decay = torch.empty(grad_log_decay.shape, dtype=torch.float32)
+    sums_decay = torch.empty(gradients.log_decay.shape, dtype=torch.float32)
     call.grad_log_decay = sums_decay.data_ptr()
     if problem.surrogate_width:
-        call.grad_threshold = grad_threshold.data_ptr()
+        call.grad_threshold = gradients.threshold.data_ptr()
     _run("tra_backward", call)
-    for target, source in ((grad_k, sums_k), (grad_v, sums_v), (grad_log_decay, sums_decay)):
+    for target, source in ((gradients.k, sums_k), (gradients.v, sums_v), (gradients.log_decay, sums_decay)):
         if target is not source:
             target.copy_(source)
-    return grad_q, grad_k, grad_v, grad_log_decay, grad_threshold
+    return gradients
 
 
 def _run(function: str, call: _Problem) -> None:

@@ -23,7 +23,6 @@ class KeyIndex:
     A cache layer holds one and calls, after it has changed its keys k [B, Hkv, T, D]:
 
         append(k_new)            k_new [B, Hkv, n, D] now follow the keys described so far
-        update(k, start, n)      keys start .. start + n of k were written (start <= length); later ones no longer count
         truncate(length)         keys from `length` on were dropped
         reorder(batch_index)     the batch was rearranged (beam search): row i is now what row batch_index[i] was
         select / repeat          the batch was cut down to some rows, or each row was repeated n times
@@ -75,13 +74,6 @@ class KeyIndex:
             done += taken
             self.length += taken
         self._norm[:, :, 0] = torch.maximum(self._norm[:, :, 0], norms.amax(2))
-
-    def update(self, k: Tensor, start: int, count: int) -> None:
-        """Keys start .. start + count of k are new; those before them stand as described."""
-        if not 0 <= start <= self.length:
-            raise InputError(f"start must be within the {self.length} keys described so far, not {start}")
-        self.truncate(start)
-        self.append(k[:, :, start : start + count])
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= self.length:

@@ -1,16 +1,23 @@
-"""One attention problem in normal form: what api.py makes of the caller's arguments and what every backend takes."""
+"""One attention problem in normal form: what options.py makes of a caller's arguments and what every backend takes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+Value = Tensor | float | int | bool | None
+
 
 @dataclass(frozen=True)
 class Problem:
-    """Tensors keep the caller's strides; options are resolved, so a backend has nothing left to decide."""
+    """Tensors keep the caller's strides; options are resolved, so a backend has nothing left to decide.
+
+    A field added here reaches every backend: the registered operators take their arguments from these fields.
+    """
 
     q: Tensor  # [B, Hq, Tq, D]
     k: Tensor  # [B, Hkv, Tk, D]
@@ -21,7 +28,7 @@ class Problem:
     exclude_self: Tensor | None  # bool [Hq]
     key_padding_mask: Tensor | None  # bool [B, Tk], True = real key
     first_key: Tensor | None  # int32 [Tq]: leftmost key that a query may see (packing)
-    query_start: int  # query t stands at position query_start + t and sees keys up to there
+    query_start: int  # query t is at position query_start + t and sees keys up to there
     scale: float
     score_bound: Tensor | None  # [Hq], or None: computed from norms
     dropout_p: float
@@ -33,6 +40,20 @@ class Problem:
     key_norm: Tensor | None = None
     surrogate_width: float = 0.0  # > 0: removed keys have a gradient, see api.py
 
+    def flatten(self) -> tuple[Value, ...]:
+        """The fields in order: the arguments of a registered operator."""
+        return tuple(getattr(self, name) for name in FIELDS)
+
+    @classmethod
+    def unflatten(cls, values: Sequence[Value]) -> Problem:
+        return cls(**dict(zip(FIELDS, values, strict=True)))  # type: ignore[arg-type]
+
+    def for_backward(self) -> Problem:
+        """Without what only the forward needs: the backward's walk ends where the forward's did."""
+        return replace(
+            self, score_bound=None, tolerance=0.0, needs_grad=True, key_low=None, key_high=None, key_norm=None
+        )
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """Scores, sums and counts are held in this type: fp64 for fp64 inputs, else fp32."""
@@ -43,34 +64,68 @@ class Problem:
         return self.q.shape[1] // self.k.shape[1]
 
 
+FIELDS = tuple(field.name for field in fields(Problem))
+_SCHEMA_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "int": "SymInt", "bool": "bool"}
+# The fields as torch.library writes arguments: "Tensor q, Tensor k, ..., float surrogate_width"
+SCHEMA = ", ".join(f"{_SCHEMA_TYPES[str(field.type)]} {field.name}" for field in fields(Problem))
+
+
+class Forward(NamedTuple):
+    """What a backend's forward returns."""
+
+    out: Tensor  # [B, Hq, Tq, D]
+    normaliser: Tensor  # [B, Hq, Tq] log of the sum of weights; inf where nothing is kept, NaN in a NaN row
+    reach: Tensor  # int32 [B, Hq, Tq]: leftmost key that was read
+    kept: Tensor  # int32 [B, Hq, Tq]: keys above the threshold among those read
+
+
+class Saved(NamedTuple):
+    """What the backward gets back of it."""
+
+    out: Tensor
+    normaliser: Tensor
+    reach: Tensor
+
+
+class Gradients(NamedTuple):
+    """What a backend's backward returns: the gradients of the fields of the same name."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor
+    threshold: Tensor  # empty without a surrogate
+
+
 def empty_heads_last(like: Tensor, heads: int, length: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An uninitialised [B, H, T, D] tensor stored as [B, T, H, D], so that merging the heads needs no copy."""
-    return like.new_empty(like.shape[0], length, heads, like.shape[3], dtype=dtype or like.dtype).transpose(1, 2)
+    """An uninitialised [B, H, T, D] tensor stored as [B, T, H, D], so that merging the heads needs no copy.
+
+    It is no view of another tensor, so the caller may change it in place.
+    """
+    batch, _, _, width = like.shape
+    strides = (length * heads * width, width, heads * width, 1)
+    return torch.empty_strided((batch, heads, length, width), strides, dtype=dtype or like.dtype, device=like.device)
 
 
-def forward_outputs(q: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised (out, normaliser, reach, kept) for queries q; the layout every backend must produce."""
+def empty_forward(problem: Problem) -> Forward:
+    """Uninitialised outputs in the layout that every backend must produce."""
+    q = problem.q
     batch, heads, length, _ = q.shape
     row = (batch, heads, length)
-    return (
+    return Forward(
         empty_heads_last(q, heads, length),
-        q.new_empty(row, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32),
+        q.new_empty(row, dtype=problem.compute_dtype),
         q.new_empty(row, dtype=torch.int32),
         q.new_empty(row, dtype=torch.int32),
     )
 
 
-def backward_outputs(
-    q: Tensor, k: Tensor, log_decay: Tensor, surrogate_width: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Uninitialised (dq, dk, dv, dlog_decay, dthreshold); the last is empty without a surrogate."""
-    return (
+def empty_gradients(problem: Problem) -> Gradients:
+    q, k, log_decay = problem.q, problem.k, problem.log_decay
+    return Gradients(
         empty_heads_last(q, q.shape[1], q.shape[2]),
         empty_heads_last(k, k.shape[1], k.shape[2]),
         empty_heads_last(k, k.shape[1], k.shape[2]),
         log_decay.new_empty(log_decay.shape),
-        q.new_empty(
-            log_decay.shape if surrogate_width else (0,),
-            dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
-        ),
+        q.new_empty(log_decay.shape if problem.surrogate_width else (0,), dtype=problem.compute_dtype),
     )

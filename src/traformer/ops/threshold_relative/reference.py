@@ -17,6 +17,7 @@ from torch import Tensor
 
 from traformer.ops.threshold_relative.decision import decide
 from traformer.ops.threshold_relative.dropout import row_keys, survivors
+from traformer.ops.threshold_relative.options import check_values
 from traformer.ops.threshold_relative.problem import Problem
 
 
@@ -67,26 +68,31 @@ def keep_mask(
     scores: Tensor,
     q: Tensor,
     k: Tensor,
+    log_decay: Tensor,
     threshold: Tensor | None,
     threshold_value: float,
     scale: float,
     visible: Tensor,
 ) -> Tensor:
-    """The canonical decision as one operator: it looks at values, which a traced graph cannot."""
+    """The canonical decision, and the checks of values, as one operator: a traced graph cannot look at values."""
+    check_values(log_decay, threshold)
     return decide(scores, q, k, scale, threshold_value if threshold is None else threshold, visible)
 
 
 @keep_mask.register_fake
-def _(
-    scores: Tensor,
-    q: Tensor,
-    k: Tensor,
-    threshold: Tensor | None,
-    threshold_value: float,
-    scale: float,
-    visible: Tensor,
-) -> Tensor:
+def _(scores: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(scores, dtype=torch.bool)
+
+
+@keep_mask.register_vmap
+def _(info: Any, dims: tuple[int | None, ...], *values: Any) -> tuple[Tensor, int]:
+    """One more leading dimension: `decide` takes any number of them."""
+    moved = [
+        value if not isinstance(value, Tensor) else value.movedim(dim, 0) if dim is not None else value[None]
+        for value, dim in zip(values, dims, strict=True)
+    ]
+    full = [x.expand(info.batch_size, *x.shape[1:]) if isinstance(x, Tensor) else x for x in moved]
+    return keep_mask(*full), 0
 
 
 def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -113,6 +119,7 @@ def attention_map(problem: Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         scores.detach(),
         q.detach(),
         k.detach(),
+        problem.log_decay.detach(),
         None if problem.threshold is None else problem.threshold.detach(),
         problem.threshold_value,
         problem.scale,
