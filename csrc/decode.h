@@ -306,6 +306,7 @@ static int decode(Call& c) {
   const bool need_norms = !p.index_block && !p.score_bound && p.tolerance > 0;
   const bool alone_first = !need_norms && queries <= FIRST_QUERIES;
   if (alone_first) {
+    DenormalMode flush(true);
     DecodeSpace* w = (DecodeSpace*)workspace.take(sizeof(DecodeSpace) / sizeof(float));
     unsettled = 0;
     if (!w) failed = 1;

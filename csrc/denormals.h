@@ -3,7 +3,7 @@
 //
 // Products of far keys' weights underflow. On Intel each operation that reads or writes a denormal takes a microcode assist of
 // some 150 cycles, so every thread of the kernel flushes them to zero. The state belongs to a thread: each parallel region sets
-// it for each of its threads.
+// it for each of its threads. Never around a parallel region: threads that start there would inherit the flush for good.
 
 class DenormalMode {
  public:

@@ -34,7 +34,6 @@ static int rows_per_block(const TraProblem* p, int large_from, int largest_from)
 
 extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
-  DenormalMode flush(true);
   Call c;
   prepare(c, p);
   if (p->queries <= DECODE_QUERIES && !(p->surrogate_width > 0)) return decode(c);
@@ -44,7 +43,6 @@ extern "C" int JOIN(tra_forward_, TRA_ISA)(const TraProblem* p) {
 
 extern "C" int JOIN(tra_backward_, TRA_ISA)(const TraProblem* p) {
   if (p->batch == 0 || p->queries == 0) return TRA_OK;
-  DenormalMode flush(true);
   Call c;
   prepare(c, p);
   c.rows = rows_per_block(p, 1024, 4096);
