@@ -346,9 +346,8 @@ static int64_t row_work(const Call& c, int64_t b, int64_t hk, int64_t begin, int
 
 // The time a greedy schedule of these tasks takes, in units of work.
 static int64_t makespan(const BackwardTask* tasks, int64_t n, int threads) {
-  int64_t load[256] = {};
+  int64_t load[TRA_MOST_THREADS] = {};
   int64_t longest = 0;
-  threads = least(threads, 256);
   for (int64_t i = 0; i < n; i++) {
     int at = 0;
     for (int k = 1; k < threads; k++)

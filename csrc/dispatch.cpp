@@ -66,8 +66,8 @@ static const int kCount = sizeof(kIsas) / sizeof(kIsas[0]);
 static bool valid(const TraProblem* p) {
   return p->batch >= 0 && p->query_heads > 0 && p->key_heads > 0 && p->query_heads % p->key_heads == 0 && p->queries >= 0 &&
          p->keys >= 0 && p->head_size >= 8 && p->head_size <= 256 && p->head_size % 8 == 0 && p->query_start >= 0 &&
-         p->query_start + p->queries <= p->keys && p->keys < (int64_t(1) << 24) && p->dtype >= 0 && p->dtype <= 2 &&
-         p->threads >= 1;
+         p->query_start + p->queries <= p->keys && p->keys <= (int64_t(1) << 24) && p->dtype >= 0 && p->dtype <= 2 &&
+         p->threads >= 1 && p->threads <= TRA_MOST_THREADS;
 }
 
 extern "C" {
@@ -84,7 +84,8 @@ int tra_amx_is_broken(void) {
 }
 int tra_set_flush_denormals(int flush, int threads) {
   const bool before = DenormalMode::flushes();
-#pragma omp parallel num_threads(threads < 1 ? 1 : threads)
+  threads = threads < 1 ? 1 : threads > TRA_MOST_THREADS ? TRA_MOST_THREADS : threads;
+#pragma omp parallel num_threads(threads)
   DenormalMode::set(flush != 0);
   return before;
 }

@@ -11,6 +11,8 @@ extern "C" {
 
 enum { TRA_FLOAT32 = 0, TRA_BFLOAT16 = 1, TRA_FLOAT16 = 2 };
 
+enum { TRA_MOST_THREADS = 256 };  // more are refused: starting hundreds of thousands would end the process
+
 enum {
   TRA_OK = 0,
   TRA_OUT_OF_MEMORY = 1,

@@ -13,6 +13,7 @@ from tests.ops.cases import assert_all_close, make, oracle, run
 from traformer.errors import InputError
 from traformer.ops import KeyIndex, attention_map, attention_stats, threshold_relative_attention
 from traformer.ops.threshold_relative import cpu
+from traformer.processor import LIBRARY_VARIABLE
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
 
@@ -57,12 +58,94 @@ def test_auto_takes_it_where_it_can():
     assert torch.equal(
         threshold_relative_attention(q, k, v, g), threshold_relative_attention(q, k, v, g, backend="cpu")
     )
-    odd = make(width=12, dtype=torch.float32)
-    assert torch.equal(threshold_relative_attention(*odd), threshold_relative_attention(*odd, backend="blockwise"))
-    with pytest.raises(InputError, match="multiples of 8"):
-        threshold_relative_attention(*odd, backend="cpu")
-    with pytest.raises(InputError, match="float64"):
+    wide = make(batch=1, queries=3, width=264, dtype=torch.float32)
+    assert torch.equal(threshold_relative_attention(*wide), threshold_relative_attention(*wide, backend="blockwise"))
+    with pytest.raises(InputError, match="up to 256, not 264; use backend='blockwise'"):
+        threshold_relative_attention(*wide, backend="cpu")
+    with pytest.raises(InputError, match="not float64; use backend='blockwise'"):
         threshold_relative_attention(*make(width=16), backend="cpu")
+
+
+@pytest.mark.parametrize("width", [1, 5, 12, 63])
+def test_head_sizes_of_every_kind(width):
+    """Channels of zeros fill up to a multiple of 8; results, gradients and layout are those of the problem as given."""
+    inputs = make(queries=70, width=width, dtype=torch.float32)
+    options = {"scale": 0.4, "surrogate_width": 0.3, "dropout_p": 0.1, "dropout_seed": 3}
+    found = run(inputs, "cpu", **options)
+    assert_all_close(found, oracle(inputs, **options), rtol=1e-4, atol=2e-5)
+    assert found[0].transpose(1, 2).is_contiguous() and found[0].shape[-1] == width
+    index = KeyIndex()
+    index.append(inputs[1].detach())
+    one = [x.detach()[:, :, -1:] for x in (inputs[0], inputs[3])]
+    plain, indexed = (
+        threshold_relative_attention(one[0], *(x.detach() for x in inputs[1:3]), one[1], backend="cpu", key_index=i)
+        for i in (None, index)
+    )
+    torch.testing.assert_close(plain, indexed)
+
+
+def test_as_many_keys_as_it_counts():
+    """2^24 keys of head size 1, every one of them read."""
+    k = torch.ones(1, 1, 2**24, 1)
+    k[..., ::2, :] = -1
+    q, v, g = torch.ones(1, 1, 1, 1), k * 3, torch.zeros(1, 1, 1)
+    assert threshold_relative_attention(q, k, v, g, tolerance=0.0).item() == pytest.approx(3.0)
+    with pytest.raises(InputError, match="up to 2\\^24 keys, not 16777217"):
+        threshold_relative_attention(q, *[torch.ones(1, 1, 2**24 + 1, 1)] * 2, g, backend="cpu")
+
+
+def test_a_wish_that_cannot_be_met_is_an_error_also_for_auto(monkeypatch, tmp_path):
+    inputs = make(queries=3, width=8, dtype=torch.float32)
+    monkeypatch.setenv(cpu.ISA_VARIABLE, "bogus")
+    with pytest.raises(InputError, match=r"TRAFORMER_CPU_ISA=bogus is not in this build; give one of .*plain"):
+        threshold_relative_attention(*inputs)
+    monkeypatch.delenv(cpu.ISA_VARIABLE)
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    for path, says in ((tmp_path / "none.so", "is not a file"), (broken, "cannot be loaded")):
+        monkeypatch.setenv(LIBRARY_VARIABLE, str(path))
+        _forget_the_library()
+        try:
+            for backend in ("auto", "cpu"):
+                with pytest.raises(InputError, match=f"TRAFORMER_CPU_LIBRARY=.*{path.name} {says}") as raised:
+                    threshold_relative_attention(*inputs, backend=backend)
+                assert "compiler" not in str(raised.value)
+        finally:
+            monkeypatch.delenv(LIBRARY_VARIABLE)
+            _forget_the_library()
+
+
+def test_a_missing_kernel_is_mentioned_once(monkeypatch, caplog, tmp_path):
+    inputs = make(queries=3, width=8, dtype=torch.float32)
+    monkeypatch.setattr(cpu, "library_path", lambda: tmp_path / "none.so")
+    _forget_the_library()
+    try:
+        for _ in range(2):
+            threshold_relative_attention(*inputs)
+        threshold_relative_attention(*inputs, backend="blockwise")
+        assert [record.message for record in caplog.records] == [cpu.missing_kernel_notice()]
+        assert "not compiled" in caplog.text and "slower backend 'blockwise'" in caplog.text
+    finally:
+        monkeypatch.undo()
+        _forget_the_library()
+    assert cpu.missing_kernel_notice() is None
+
+
+def _forget_the_library():
+    for function in (cpu._load, cpu._choose, cpu.note_missing_kernel):
+        function.cache_clear()
+
+
+def test_too_many_threads_do_not_end_the_process(monkeypatch):
+    """torch's number is cut to what the kernel takes, and the kernel itself refuses more."""
+    inputs = [x.detach() for x in make(queries=300, width=8, dtype=torch.float32)]
+    expected = threshold_relative_attention(*inputs, backend="cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1_000_000)
+    monkeypatch.setattr(cpu, "MOST_THREADS", 4)
+    assert torch.equal(threshold_relative_attention(*inputs, backend="cpu"), expected)
+    monkeypatch.setattr(cpu, "MOST_THREADS", 2_000_000)
+    with pytest.raises(RuntimeError, match="malformed"):
+        threshold_relative_attention(*inputs, backend="cpu")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

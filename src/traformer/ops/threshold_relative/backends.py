@@ -98,10 +98,14 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_siz
     if name == "auto":
         for entry in reversed(BACKENDS.values()):
             fits = entry.fused and entry.device in (None, device.type) and dtype in entry.dtypes
-            if not fits or unavailable_reason(entry.name) is not None:
+            available = fits and unavailable_reason(entry.name) is None
+            if not fits or (not available and entry.name != "cpu"):
                 continue
-            if unsupported_reason(entry.name, dtype, head_size) is None:
+            if unsupported_reason(entry.name, dtype, head_size) is not None:
+                continue
+            if available:
                 return entry.name
+            _pass_over_cpu()
         raise InputError(f"no backend takes {dtype} with head size {head_size} on {device}")
     reason = unavailable_reason(name)
     if reason is not None:
@@ -110,3 +114,12 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_siz
     if reason is not None:
         raise InputError(f"{reason}; use backend='blockwise', 'reference' or 'auto'")
     return name
+
+
+@_constant
+def _pass_over_cpu() -> None:
+    """An error where an environment variable asks for a kernel that cannot be had; else the slower path is said once."""
+    from traformer.ops.threshold_relative import cpu
+
+    cpu.refuse_bad_environment()
+    cpu.note_missing_kernel()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,10 +14,13 @@ from torch import Tensor
 from traformer.errors import InputError
 from traformer.ops.threshold_relative.dropout import drop_limit
 from traformer.ops.threshold_relative.problem import Forward, Gradients, Problem, Saved, empty_forward, empty_gradients
-from traformer.processor import library_path
+from traformer.processor import LIBRARY_VARIABLE, library_path
 
 ISA_VARIABLE = "TRAFORMER_CPU_ISA"
 INDEX_BLOCK = 64  # keys per block of a key index
+CHANNEL_STEP, MOST_CHANNELS = 8, 256
+MOST_KEYS = 2**24  # counts are held in fp32
+MOST_THREADS = 256
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _FUNCTIONS = (
     "tra_isa_name",
@@ -64,14 +69,17 @@ class _Problem(ctypes.Structure):  # mirrors TraProblem in csrc/traformer.h
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or why there is none. torch is imported by now, so OpenMP calls bind to the pool it already has."""
-    path = library_path()
-    if not path.exists():
+    path, forced = library_path(), os.environ.get(LIBRARY_VARIABLE)
+    if not path.is_file():
+        if forced:
+            return None, f"{LIBRARY_VARIABLE}={forced} is not a file; give the path of a compiled kernel or unset it"
         return None, "backend 'cpu' was not compiled (no C++ compiler at install time?)"
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path.resolve()))
     except OSError as error:
-        return None, f"backend 'cpu' cannot be loaded: {error}"
-    other_version = "backend 'cpu' was compiled from another version of the package; install it again"
+        source = f"{LIBRARY_VARIABLE}={forced}" if forced else "backend 'cpu'"
+        return None, f"{source} cannot be loaded: {error}"
+    other_version = f"{path} was compiled from another version of the package; install the package again"
     if any(not hasattr(library, name) for name in _FUNCTIONS):
         return None, other_version
     library.tra_isa_name.restype = ctypes.c_char_p
@@ -104,15 +112,18 @@ def instruction_set() -> str:
 def _choose(forced: str) -> tuple[str | None, str | None]:
     sets = instruction_sets()
     usable = [name for name, supported in sets.items() if supported]
+    if not sets:
+        return None, _load()[1]
     if not forced:
         # "wide" is the 16-lane code on 8-lane registers: for tests only, never chosen by itself.
         return next((name for name in usable if name != "wide"), None), None
     if forced not in sets:
-        return None, f"{ISA_VARIABLE}={forced} is not in this build; it has {', '.join(sets)}"
+        return None, f"{ISA_VARIABLE}={forced} is not in this build; give one of {', '.join(usable)} or unset it"
     if not sets[forced]:
         return (
             None,
-            f"{ISA_VARIABLE}={forced} asks for an instruction set that this CPU lacks; it has {', '.join(usable)}",
+            f"{ISA_VARIABLE}={forced} asks for an instruction set that this CPU lacks; "
+            f"give one of {', '.join(usable)} or unset it",
         )
     return forced, None
 
@@ -127,12 +138,34 @@ def is_available() -> bool:
     return unavailable_reason() is None
 
 
+def refuse_bad_environment() -> None:
+    """An error where an environment variable asks for a kernel or instruction set that cannot be had."""
+    if os.environ.get(LIBRARY_VARIABLE) or os.environ.get(ISA_VARIABLE):
+        reason = unavailable_reason()
+        if reason is not None:
+            raise InputError(reason)
+
+
+def missing_kernel_notice() -> str | None:
+    """What to say, once, where the kernel would be used and is missing; None where it is there."""
+    reason = unavailable_reason()
+    return reason and f"{reason}; attention runs on the slower backend 'blockwise'"
+
+
+@functools.cache
+def note_missing_kernel() -> None:
+    """Say it once per process, on stderr unless logging is set up otherwise."""
+    notice = missing_kernel_notice()
+    if notice is not None:
+        logging.getLogger("traformer").warning(notice)
+
+
 def unsupported_reason(dtype: torch.dtype, head_size: int) -> str | None:
     """None where the kernel handles such tensors, else why not."""
     if dtype not in _DTYPES:
-        return f"backend 'cpu' takes float32, bfloat16 and float16, not {dtype}"
-    if head_size % 8 or not 8 <= head_size <= 256:
-        return f"backend 'cpu' takes head sizes that are multiples of 8 up to 256, not {head_size}"
+        return f"backend 'cpu' takes float32, bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
+    if head_size > MOST_CHANNELS:
+        return f"backend 'cpu' takes head sizes up to {MOST_CHANNELS}, not {head_size}"
     return None
 
 
@@ -150,6 +183,9 @@ def set_flush_denormals(flush: bool) -> bool:
 
 
 def forward(problem: Problem) -> Forward:
+    if problem.q.shape[3] % CHANNEL_STEP:
+        found = forward(_with_whole_steps(problem))
+        return found._replace(out=empty_forward(problem).out.copy_(found.out[..., : problem.q.shape[3]]))
     result = empty_forward(problem)
     call, keep_alive = _describe(problem)
     call.out = _strided(result.out, keep_alive)
@@ -160,6 +196,13 @@ def forward(problem: Problem) -> Forward:
 
 def backward(problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients:
     gradients = empty_gradients(problem)
+    width = problem.q.shape[3]
+    if width % CHANNEL_STEP:
+        padded = saved._replace(out=_pad_channels(saved.out))
+        found = backward(_with_whole_steps(problem), _pad_channels(grad_out), padded)
+        for name in ("q", "k", "v"):
+            getattr(gradients, name).copy_(getattr(found, name)[..., :width])
+        return gradients._replace(log_decay=found.log_decay, threshold=found.threshold)
     call, keep_alive = _describe(problem)
     call.out = _strided(saved.out, keep_alive)
     call.grad_out = _strided(grad_out.to(problem.q.dtype), keep_alive)
@@ -182,6 +225,22 @@ def backward(problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients:
         if target is not source:
             target.copy_(source)
     return gradients
+
+
+def _with_whole_steps(problem: Problem) -> Problem:
+    """The same problem with channels of zeros added, which change no score: the kernel takes multiples of 8."""
+    return replace(
+        problem,
+        q=_pad_channels(problem.q),
+        k=_pad_channels(problem.k),
+        v=_pad_channels(problem.v),
+        key_low=None if problem.key_low is None else _pad_channels(problem.key_low),
+        key_high=None if problem.key_high is None else _pad_channels(problem.key_high),
+    )
+
+
+def _pad_channels(x: Tensor) -> Tensor:
+    return torch.nn.functional.pad(x, (0, -x.shape[-1] % CHANNEL_STEP))
 
 
 def _run(function: str, call: _Problem) -> None:
@@ -235,16 +294,16 @@ def _describe(problem: Problem) -> tuple[_Problem, list[Tensor]]:
     if reason is None and q.device.type != "cpu":
         reason = f"backend 'cpu' takes tensors on the CPU, not on {q.device}"
     if reason is not None:
-        raise InputError(f"{reason}; use backend='auto'")
-    if k.shape[2] >= 2**24:
-        raise InputError(f"backend 'cpu' takes fewer than 2^24 keys, not {k.shape[2]}; use backend='blockwise'")
+        raise InputError(f"{reason}; use backend='blockwise'")
+    if k.shape[2] > MOST_KEYS:
+        raise InputError(f"backend 'cpu' takes up to 2^24 keys, not {k.shape[2]}; use backend='blockwise'")
     keep: list[Tensor] = []
     call = _Problem()
     call.batch, call.query_heads, call.queries, call.head_size = q.shape
     call.key_heads, call.keys = k.shape[1], k.shape[2]
     call.query_start = problem.query_start
     call.dtype = _DTYPES[q.dtype]
-    call.threads = torch.get_num_threads()
+    call.threads = min(torch.get_num_threads(), MOST_THREADS)
     call.needs_grad = problem.needs_grad
     call.scale, call.threshold_value, call.tolerance = problem.scale, problem.threshold_value, problem.tolerance
     call.surrogate_width = problem.surrogate_width
