@@ -118,7 +118,7 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype, head_siz
 
 @_constant
 def _pass_over_cpu() -> None:
-    """An error where an environment variable asks for a kernel that cannot be had; else the slower path is said once."""
+    """An error where an environment variable asks for what cannot be had; else the slower path is noted once."""
     from traformer.ops.threshold_relative import cpu
 
     cpu.refuse_bad_environment()
