@@ -22,8 +22,8 @@ from traformer.experiments.protocol import (
     difference_interval,
     seed_interval,
     together,
-    write_summary,
 )
+from traformer.experiments.summary import main, write_summary
 from traformer.models.from_run import build_model_config
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
@@ -176,6 +176,19 @@ def test_table_and_summary_from_run_folders(tmp_path):
     ]
     assert "copy,a,0.002,0.1,yes" in (tmp_path / "summary" / "rates.csv").read_text().splitlines()
     assert json.loads((tmp_path / "summary" / "verdicts.json").read_text()) == []
+    assert (tmp_path / "summary" / "table.md").read_text().splitlines() == [
+        "| copy | 12 | seeds |",
+        "|---|---|---|",
+        "| `a` | 51 % (50–52) | 2 |",
+        "| chance | 50 % |  |",
+    ]
+
+
+def test_summary_as_a_program(tmp_path, capsys):
+    assert main(["what_works", str(tmp_path / "nowhere"), str(tmp_path / "results")]) == 0
+    assert "not decided" in (tmp_path / "results" / "verdicts.md").read_text()
+    assert main(["demo", "x", "y"]) == 2 and "has no PROTOCOL" in capsys.readouterr().err
+    assert main([]) == 2
 
 
 def test_what_works_is_declared_in_full():

@@ -15,9 +15,8 @@ from what its sequences leave open.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
-from traformer.storage import write_atomically
 from traformer.sweeps.cell import Cell, is_done
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
@@ -341,29 +339,6 @@ class Protocol:
     def verdicts(self, out: str | Path) -> list[Verdict]:
         table = self.table(out)
         return [hypothesis.judge(table, len(self.seeds)) for hypothesis in self.hypotheses]
-
-
-def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> None:
-    """The small files that a table rests on: every count, every rate tried with its loss, every verdict."""
-    out, folder = Path(out), Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = ["setting,arm,split,length,seed,right,examples,chance"]
-    rates = ["setting,arm,rate,loss,chosen"]
-    for setting, wave in protocol.waves:
-        for arm in wave:
-            search = protocol.search(out, setting, arm)
-            for rate, loss in sorted(search.losses.items()):
-                rates.append(f"{setting},{arm.name},{rate:g},{loss:.6g},{'yes' if rate == search.rate else ''}")
-            for seed in protocol.seeds:
-                for row in protocol.rows(out, setting, arm, seed):
-                    chance = row.get("chance")
-                    right = round(row["value"] * protocol.examples)
-                    lines.append(f"{setting},{arm.name},{row['split']},{row['length']},{seed},{right},"
-                                 f"{protocol.examples},{'' if chance is None else f'{chance:.6g}'}")  # fmt: skip
-    write_atomically(folder / "cells.csv", "\n".join(lines) + "\n")
-    write_atomically(folder / "rates.csv", "\n".join(rates) + "\n")
-    verdicts = [asdict(verdict) for verdict in protocol.verdicts(out)]
-    write_atomically(folder / "verdicts.json", json.dumps(verdicts, indent=1, ensure_ascii=False) + "\n")
 
 
 def _is_done(cell: Cell, out: Path) -> bool:

@@ -1,0 +1,122 @@
+"""The small files that a table rests on, from a sweep under a protocol: counts, rates, verdicts and the table itself.
+
+    python -m traformer.experiments.summary what_works runs/what_works results/what_works
+
+writes cells.csv (right answers for every arm, seed, split and length), rates.csv (every rate tried, with its loss),
+verdicts.json, and table.md and verdicts.md as the documentation shows them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+
+from traformer.errors import TraformerError
+from traformer.experiments.protocol import Place, Protocol, Table, Verdict
+from traformer.storage import write_atomically
+
+_SPLITS = {"iid": 0, "sparse": 1, "dense": 2}  # their order in a table
+
+
+def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> None:
+    out, folder = Path(out), Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    counts = [("setting", "arm", "split", "length", "seed", "right", "examples", "chance")]
+    rates = [("setting", "arm", "rate", "loss", "chosen")]
+    for setting, wave in protocol.waves:
+        for arm in wave:
+            search = protocol.search(out, setting, arm)
+            for rate, loss in sorted(search.losses.items()):
+                rates.append((setting, arm.name, f"{rate:g}", f"{loss:.6g}", "yes" if rate == search.rate else ""))
+            for seed in protocol.seeds:
+                for row in protocol.rows(out, setting, arm, seed):
+                    right = round(row["value"] * protocol.examples)
+                    chance = "" if row.get("chance") is None else f"{row['chance']:.6g}"
+                    counts.append((setting, arm.name, row["split"], str(row["length"]), str(seed), str(right),
+                                   str(protocol.examples), chance))  # fmt: skip
+    verdicts = protocol.verdicts(out)
+    write_atomically(folder / "cells.csv", _csv(counts))
+    write_atomically(folder / "rates.csv", _csv(rates))
+    write_atomically(folder / "verdicts.json", json.dumps([asdict(v) for v in verdicts], indent=1) + "\n")
+    write_atomically(folder / "table.md", markdown_table(protocol, protocol.table(out)))
+    write_atomically(folder / "verdicts.md", markdown_verdicts(verdicts))
+
+
+def markdown_table(protocol: Protocol, table: Table) -> str:
+    """One table for each setting: a line for each arm, mean (worst to best seed) at every split and length."""
+    parts = []
+    for setting in dict.fromkeys(setting for setting, _ in protocol.waves):
+        places = sorted(
+            {place for _, place in table if place.setting == setting},
+            key=lambda place: (place.length, _SPLITS.get(place.split, 0), place.split),
+        )
+        if not places:
+            continue
+        head = ["" if place.split == "test" else f"{place.split} " for place in places]
+        lines = [
+            "| "
+            + " | ".join([setting, *(f"{h}{place.length}" for h, place in zip(head, places, strict=True))])
+            + " | seeds |"
+        ]
+        lines.append("|---" * (len(places) + 2) + "|")
+        chances: dict[Place, float | None] = {}
+        for name in dict.fromkeys(arm.name for other, wave in protocol.waves if other == setting for arm in wave):
+            found = {place: table[name, place] for place in places if (name, place) in table}
+            if not found:
+                continue
+            chances.update({place: counts.chance for place, counts in found.items()})
+            cells = [_share(found[place]) if place in found else "" for place in places]
+            seeds = max(len(counts.right) for counts in found.values())
+            lines.append("| " + " | ".join([f"`{name}`", *cells, str(seeds)]) + " |")
+        known = [chances.get(place) for place in places]
+        lines.append(
+            "| " + " | ".join(["chance", *("" if c is None else f"{100 * c:.0f} %" for c in known), ""]) + " |"
+        )
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+def _share(counts: object) -> str:
+    mean, worst, best = (100 * getattr(counts, name) for name in ("mean", "worst", "best"))
+    return f"{mean:.0f} %" if f"{worst:.0f}" == f"{best:.0f}" else f"{mean:.0f} % ({worst:.0f}–{best:.0f})"
+
+
+def markdown_verdicts(verdicts: list[Verdict]) -> str:
+    lines = ["| | hypothesis | verdict | numbers |", "|---|---|---|---|"]
+    lines += [f"| {v.name} | {v.claim} | **{v.outcome}** | {v.numbers} |" for v in verdicts]
+    return "\n".join(lines) + "\n"
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def main(argv: list[str]) -> int:
+    from traformer.sweeps.find import find_experiment
+
+    if len(argv) != 3:
+        print("usage: python -m traformer.experiments.summary EXPERIMENT SWEEP RESULTS", file=sys.stderr)
+        return 2
+    try:
+        module = find_experiment(argv[0])
+        if not hasattr(module, "PROTOCOL"):
+            raise TraformerError(
+                f"experiment {argv[0]} has no PROTOCOL; summaries are for experiments that declare one"
+            )
+        write_summary(module.PROTOCOL, argv[1], argv[2])
+    except TraformerError as error:
+        print(f"tra: error: {error}", file=sys.stderr)
+        return 2
+    print(f"written to {argv[2]}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

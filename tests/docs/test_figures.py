@@ -1,0 +1,106 @@
+"""The figures in README and the docs are those of the committed artefacts in results/."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+METHODS = {
+    "TRA": "tra", "`tra_plus`": "tra_plus", "tra_plus": "tra_plus", "RoPE": "rope", "FoT": "fot", "ALiBi": "alibi",
+    "NoPE": "nope", "CoPE": "cope", "stick-breaking": "stick_breaking",
+    "`tra_straight_through`": "tra_straight_through",
+}  # fmt: skip
+
+
+def tables(page: str, first: str) -> list[list[list[str]]]:
+    """The cells of every table of a page whose head starts with `first`, bold marks removed; heads left out."""
+    found, rows = [], []
+    for line in [*(ROOT / page).read_text(encoding="utf-8").splitlines(), ""]:
+        if line.startswith("|"):
+            rows.append([cell.strip().replace("**", "") for cell in line.strip().strip("|").split("|")])
+        elif rows:
+            if rows[0][0] == first or "|".join(rows[0]).startswith(first):
+                found.append(rows[2:])
+            rows = []
+    return found
+
+
+def measured(folder: str, metric: str) -> dict[tuple[str, str, str, int], list[float]]:
+    """(task, attention, split, length) -> a value for each seed."""
+    values = defaultdict(list)
+    with open(RESULTS / folder / "report.csv", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            if row["metric"] == metric:
+                key = (row["task"], row["attention"], row["split"], int(row["length"]))
+                values[key].append(float(row["value"]))
+    return values
+
+
+def share(values: list[float]) -> str:
+    """As the tables write a mean over seeds: with the worst and the best where they differ."""
+    mean, worst, best = (100 * value for value in (sum(values) / len(values), min(values), max(values)))
+    return f"{mean:.0f} %" if f"{worst:.0f}" == f"{best:.0f}" else f"{mean:.0f} % ({worst:.0f}–{best:.0f})"
+
+
+@pytest.mark.parametrize(
+    ("page", "first", "windows"),
+    [
+        ("README.md", "window", (128, 512, 4096)),
+        ("docs/text.md", "bits per byte at window", (128, 256, 512, 1024, 2048, 4096)),
+    ],
+)
+def test_text(page, first, windows):
+    bits = measured("text", "bits_per_byte")
+    (rows,) = tables(page, first)
+    for name, *cells in rows:
+        values = [bits["text", METHODS[name], "validation", window] for window in windows]
+        assert cells == [f"{sum(each) / len(each):.3f}" for each in values], name
+
+
+def test_copy_of_500_steps_in_the_readme():
+    exact = measured("peers", "exact_match")
+    rows = [row for table in tables("README.md", "exact match") for row in table if row[0].endswith("500 steps")]
+    short = [row for row in rows if not row[0].endswith("1,500 steps")]
+    assert len(short) == 3
+    for name, *cells in short:
+        method = METHODS[name.partition(",")[0]]
+        assert cells == [share(exact["copy", method, "test", length]) for length in (6, 12, 24, 48)], name
+
+
+def test_the_table_of_peers():
+    exact = measured("peers", "exact_match")
+    (rows,) = tables("docs/peers.md", "|flip-flop IID")
+    assert len(rows) == 9 and rows[-1][0] == "chance"
+    for name, *cells in rows[:-1]:
+        flip_flop = [share(exact["flip_flop", METHODS[name], split, 256]) for split in ("iid", "sparse", "dense")]
+        copy = [share(exact["copy", METHODS[name], "test", length]) for length in (12, 24, 48)]
+        assert cells == flip_flop + copy, name
+
+
+def test_the_reading_heads_of_copy():
+    summary = json.loads((RESULTS / "diagnosis_copy" / "diagnosis.json").read_text(encoding="utf-8"))["summary"]
+    weight = {(row["attention"], row["seed"], row["length"]): row["source"] for row in summary}
+    (rows,) = tables("docs/diagnosis.md", "run|on the source|exact match")
+    assert len(rows) >= 10  # every seed of TRA and tra_plus
+    for name, written, _ in rows:
+        method, seed = name.split(" (")[0].split(", seed ")
+        for length, value in zip((6, 12, 24, 48), written.split(", "), strict=True):
+            rounding = 0.51 * 10 ** -len(value.partition(".")[2])
+            assert float(value) == pytest.approx(weight[method, int(seed), length], abs=rounding), name
+
+
+@pytest.mark.parametrize("experiment", sorted(path.parent.name for path in RESULTS.glob("*/verdicts.json")))
+def test_experiments_under_the_protocol(experiment):
+    page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    for name in ("table.md", "verdicts.md"):
+        text = (RESULTS / experiment / name).read_text(encoding="utf-8")
+        for part in text.strip().split("\n\n"):
+            assert part in page, f"docs/evidence.md does not have results/{experiment}/{name} as it is now"
+    verdicts = json.loads((RESULTS / experiment / "verdicts.json").read_text(encoding="utf-8"))
+    assert all(f"| {v['name']} | {v['claim']} | **{v['outcome']}** |" in page for v in verdicts)
