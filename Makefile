@@ -6,13 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt csrc/cmake/CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
-.PHONY: setup demo test test-slow test-ray lint format bench sanitize clean
+.PHONY: setup demo test test-slow test-ray lint format bench sanitize clean docs
 
 setup: $(STAMP)
 
 $(STAMP): $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,text]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,text]'
 	$(BIN)/python -m traformer.ops
 	touch $@
 
@@ -41,6 +41,10 @@ format: setup
 bench: setup
 	$(BIN)/tra bench attention
 	$(BIN)/tra bench tasks
+
+# The documentation site, with a strict check of its links, into build/docs/site.
+docs: setup
+	$(BIN)/python docs/build.py
 
 # The kernel with AddressSanitizer and UBSan, the 16-lane code included, under the property tests.
 sanitize: setup

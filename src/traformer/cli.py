@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "data": ("traformer.commands.data", "tokenise text into the cache, and tell what is in it"),
     "train": ("traformer.commands.train", "train a model into a run folder, or resume one"),
     "eval": ("traformer.commands.evaluate", "measure a run by length, far beyond its training length"),
+    "convert": ("traformer.commands.convert", "put another attention into a decoder that is trained already"),
     "generate": ("traformer.commands.generate", "let a run's model go on from a prompt, token by token"),
     "diagnose": (
         "traformer.commands.diagnose",

@@ -1,0 +1,57 @@
+"""`tra convert MODEL --attention NAME --out DIR`: an attention of ours in a decoder that somebody has trained."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from traformer.commands.arguments import key_value
+from traformer.errors import InputError
+from traformer.methods import resolve_method
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a model's folder, a GGUF file, or a name on the hub")
+    parser.add_argument(
+        "--attention",
+        default="tra_plus",
+        metavar="NAME",
+        help="the new attention; `tra list attentions` lists them (default tra_plus)",
+    )
+    parser.add_argument(
+        "--attention-option",
+        type=key_value,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the attention; `tra list --options NAME` lists them",
+    )
+    parser.add_argument("--keep-positions", action="store_true", help="GPT-2: go on adding its learned positions")
+    parser.add_argument("--out", required=True, metavar="DIR", help="folder for the new model; it must not exist yet")
+
+
+def main(args: argparse.Namespace) -> None:
+    resolve_method(args.attention)  # refuse a misspelt name before anything heavy is loaded
+    out = Path(args.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"{out} is there already; choose another --out")
+
+    from traformer.models.convert import convert
+    from traformer.models.sources import load_source
+    from traformer.terminal import say
+
+    model, tokenizer = load_source(args.model)
+    converted = convert(
+        model,
+        args.attention,
+        keep_positions=args.keep_positions,
+        copy=False,
+        **dict(args.attention_option),
+    )
+    converted.save_pretrained(out)
+    if tokenizer is None:
+        say(f"{args.model} has no tokenizer that transformers can load; give one when you train or generate")
+    else:
+        tokenizer.save_pretrained(out)
+    count = sum(parameter.numel() for parameter in converted.parameters())
+    print(f"{out}: {count:,} parameters, attention {args.attention}; it must be tuned to be of use")

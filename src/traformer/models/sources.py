@@ -1,0 +1,60 @@
+"""Where a model to convert comes from: a hub name, a folder, or a GGUF file."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from traformer.errors import InputError
+
+
+def load_source(name: str) -> tuple[Any, Any]:
+    """The causal language model, float32 on the CPU, and its tokenizer (None where the source has none).
+
+    name    a folder as save_pretrained writes it, a file that ends in .gguf, or a model's name on the hub
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    place, options = _place(name)
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(place, dtype="float32", **options)
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
+        raise InputError(f"{name} cannot be loaded as a causal language model: {_first_line(error)}") from error
+    return model, _tokenizer(place, options)
+
+
+def _place(name: str) -> tuple[str, dict[str, Any]]:
+    """What from_pretrained takes for the name."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise InputError(f"there is no GGUF file {name}")
+        if importlib.util.find_spec("gguf") is None:
+            raise InputError(f"{name} is a GGUF file, which needs the package gguf: pip install --no-deps gguf")
+        return str(path.resolve().parent), {"gguf_file": path.name}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(f"{name} is not a model's folder: it has no config.json")
+        return str(path), {}
+    if path.exists() or name.count("/") > 1 or name.startswith((".", "/", "~")):
+        raise InputError(f"{name} is neither a model's folder nor a GGUF file")
+    return name, {}
+
+
+def _tokenizer(place: str, options: dict[str, Any]) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(place, **options)
+    except (OSError, ValueError, KeyError, TypeError, ImportError):
+        return None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__

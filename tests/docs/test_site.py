@@ -1,0 +1,46 @@
+"""The documentation site builds, and a dead link would stop it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What the site is made from, as links into the real checkout."""
+    pytest.importorskip("mkdocs", reason="the documentation site needs the extra `docs`")
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "mkdocs.yml", "results", "examples", "src"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "docs").mkdir()
+    for path in (*(ROOT / "docs").glob("*.md"), ROOT / "docs" / "build.py"):
+        (tmp_path / "docs" / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def build(checkout: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "docs/build.py"]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+
+
+def test_it_builds_with_every_page_and_needs_no_network(checkout: Path) -> None:
+    built = build(checkout)
+    assert built.returncode == 0, built.stderr
+    site = checkout / "build" / "docs" / "site"
+    page = (site / "index.html").read_text(encoding="utf-8")
+    for asset in ('src="https://', "src='https://", 'rel="stylesheet" href="https://', "fonts.googleapis"):
+        assert asset not in page
+    assert "tra_plus" in (site / "docs" / "methods.html").read_text(encoding="utf-8")
+    assert "threshold_relative_attention" in (site / "docs" / "api.html").read_text(encoding="utf-8")
+
+
+def test_a_dead_link_stops_it(checkout: Path) -> None:
+    with open(checkout / "docs" / "kernel.md", "a", encoding="utf-8") as page:
+        page.write("\nSee [nothing](nowhere.md).\n")
+    built = build(checkout)
+    assert built.returncode != 0 and "nowhere.md" in built.stderr
