@@ -19,6 +19,8 @@ Options = Mapping[str, Any]
 OPERATOR, TORCH, EAGER, RECURRENCE = "operator", "torch", "eager", "recurrence"
 # What a name is for: TRA itself, another method, TRA with parts exchanged or added, a peer with other options.
 TRA, PEER, SKYLINE, ABLATION, EXTENSION, PEER_VARIANT = "tra", "peer", "skyline", "ablation", "extension", "variant"
+# The recipe `tra_plus` with one part left out, and peers with what the recipe gives to any method.
+LEFT_OUT, EQUAL_RECIPE = "left out", "equal recipe"
 
 
 class Option(NamedTuple):
@@ -108,6 +110,15 @@ def names_of_kind(*kinds: str) -> list[str]:
     return [method.name for method in METHODS.values() if method.kind in kinds]
 
 
+_TEMPERATURE = {"temperature": Option(False, "a learned factor per head on the scores")}
+_EXCLUDE_SELF = {
+    "exclude_self": Option(False, 'leave out the query\'s own key: true, "half" (of the heads) or a list of bool')
+}
+_WINDOW = {"sliding_window": Option(None, "w: a query sees its own key and the w - 1 before it")}
+_GATE_BIAS = {
+    "gate_bias": Option(None, 'where the gate\'s bias starts: a number, one per head, or "halves" (-6 and 6)')
+}
+_SOFTMAX = {**_TEMPERATURE, **_EXCLUDE_SELF, **_WINDOW}
 _ROTARY = {
     "position": Option("rope", '"rope" or "none"'),
     "theta": Option(500_000.0, "base of the rotary embedding"),
@@ -115,8 +126,8 @@ _ROTARY = {
 _OFFSET = {"random_offset": Option(0, "in training a sequence starts at a position drawn from 0 .. this")}
 _TRA = {
     "threshold": Option(0.0, "a key is kept if it scores above this (>= 0)"),
-    "exclude_self": Option(False, 'leave out the query\'s own key: true, "half" (of the heads) or a list of bool'),
-    "temperature": Option(False, "a learned factor per head on the scores"),
+    **_EXCLUDE_SELF,
+    **_TEMPERATURE,
     "tolerance": Option(2.0**-24, "share of a row's weight that the early exit may drop; 0 reads every key"),
     "backend": Option("auto", "which kernel computes it"),
 }
@@ -125,7 +136,7 @@ _TRA_VARIANT = {
     "distance": Option("contextual", '"contextual", "ordinary", "forgetting" or "none"'),
     "removal": Option(True, "false: no key is removed, distance counts those above the threshold"),
     "decay": Option("gate", '"gate" (learned) or "fixed" (ALiBi\'s slope of the head)'),
-    "gate_bias": Option(None, 'where the gate\'s bias starts: a number, one per head, or "halves" (-6 and 6)'),
+    **_GATE_BIAS,
     "threshold_growth": Option(0.0, "a: the n-th token's threshold grows by a * sqrt(2 log n)"),
     "margin": Option(0.0, "m: in training the threshold is drawn from [0, 2m] above its value, else m above it"),
     "straight_through": Option(False, "removed keys have a gradient in training"),
@@ -145,8 +156,19 @@ def _variant_abilities(options: Options) -> dict[str, Any]:
     }
 
 
+def _softmax_abilities(options: Options) -> dict[str, Any]:
+    """Softmax methods: a window is read alone, whatever the length."""
+    return {"reads_all_keys": options["sliding_window"] is None}
+
+
 def _rotary_abilities(options: Options) -> dict[str, Any]:
-    return {"keys_carry_position": options["position"] == "rope"}
+    return {**_softmax_abilities(options), "keys_carry_position": options["position"] == "rope"}
+
+
+def _forgetting_abilities(options: Options) -> dict[str, Any]:
+    """Gates prune far keys, where every head sees its own key."""
+    pruned = options["tolerance"] > 0 and options["exclude_self"] is False
+    return {"reads_all_keys": options["sliding_window"] is None and not pruned}
 
 
 _METHODS = (
@@ -166,36 +188,47 @@ _METHODS = (
         "traformer.layers.rope:RotaryAttention",
         "RoPE",
         "Softmax attention on rotated queries and keys.",
-        option_table={"theta": _ROTARY["theta"]},
+        option_table={"theta": _ROTARY["theta"], **_SOFTMAX},
         keys_carry_position=True,
+        abilities=_softmax_abilities,
     ),
     Method(
         "nope",
         "traformer.layers.nope:NoPositionAttention",
         "NoPE",
         "Softmax attention without any position embedding: order is known from the causal mask alone.",
+        option_table=_SOFTMAX,
+        abilities=_softmax_abilities,
     ),
     Method(
         "sinusoidal",
         "traformer.layers.absolute:SinusoidalAttention",
         "sinusoidal",
         "Softmax attention with sinusoidal absolute positions added to the token embeddings.",
-        option_table=_OFFSET,
+        option_table={**_OFFSET, **_SOFTMAX},
         keys_carry_position=True,
+        abilities=_softmax_abilities,
     ),
     Method(
         "learned",
         "traformer.layers.absolute:LearnedPositionAttention",
         "learned",
         "Softmax attention with a learned vector for each absolute position added to the token embeddings.",
-        option_table={"max_positions": Option(4096, "rows of the table; a longer input is an error"), **_OFFSET},
+        option_table={
+            "max_positions": Option(4096, "rows of the table; a longer input is an error"),
+            **_OFFSET,
+            **_SOFTMAX,
+        },
         keys_carry_position=True,
+        abilities=_softmax_abilities,
     ),
     Method(
         "alibi",
         "traformer.layers.alibi:AlibiAttention",
         "ALiBi",
         "Softmax attention with a penalty proportional to distance, one fixed slope per head.",
+        option_table=_SOFTMAX,
+        abilities=_softmax_abilities,
     ),
     Method(
         "t5",
@@ -205,8 +238,10 @@ _METHODS = (
         option_table={
             "buckets": Option(32, "buckets of distances, half of them exact"),
             "max_distance": Option(128, "where the last bucket begins"),
+            **_SOFTMAX,
         },
         writes_square=True,
+        abilities=_softmax_abilities,
     ),
     Method(
         "fire",
@@ -216,8 +251,10 @@ _METHODS = (
         option_table={
             "hidden": Option(32, "width of the MLP that makes the bias"),
             "init_length": Option(512.0, "where the learned length L starts"),
+            **_SOFTMAX,
         },
         writes_square=True,
+        abilities=_softmax_abilities,
     ),
     Method(
         "cope",
@@ -233,18 +270,27 @@ _METHODS = (
         "traformer.layers.forgetting:ForgettingAttention",
         "FoT",
         "Softmax attention with a forget gate: the bias sums the log gates of every token between query and key.",
-        option_table={"tolerance": Option(2.0**-24, "share of a row's weight that pruning may drop; 0: none")},
-        reads_all_keys=False,
+        option_table={
+            **_GATE_BIAS,
+            "tolerance": Option(2.0**-24, "share of a row's weight that pruning may drop; 0: none"),
+            **_SOFTMAX,
+        },
         gate="forget_proj",
+        abilities=_forgetting_abilities,
     ),
     Method(
         "stick_breaking",
         "traformer.layers.stick_breaking:StickBreakingAttention",
         "stick-breaking",
         "Stick-breaking instead of softmax: the nearest keys choose their share first, so recency needs no position.",
-        option_table={"remainder": Option("none", 'what is left of the stick: "none" drops it, "self" keeps it')},
+        option_table={
+            "remainder": Option("none", 'what is left of the stick: "none" drops it, "self" keeps it'),
+            **_TEMPERATURE,
+            **_WINDOW,
+        },
         path=EAGER,
         writes_square=True,
+        abilities=_softmax_abilities,
     ),
     Method(
         "selective",
@@ -261,7 +307,7 @@ _METHODS = (
         "traformer.layers.ssmax:ScalableSoftmaxAttention",
         "SSMax",
         "Softmax whose sharpness grows with the logarithm of the number of keys, with RoPE.",
-        option_table={"init_scale": Option(0.168, "where the factor on log n starts"), **_ROTARY},
+        option_table={"init_scale": Option(0.168, "where the factor on log n starts"), **_ROTARY, **_SOFTMAX},
         abilities=_rotary_abilities,
     ),
     Method(
@@ -278,7 +324,7 @@ _METHODS = (
         "traformer.layers.differential:DifferentialAttention",
         "differential",
         "The difference of two softmax attentions over the two halves of each head's channels, with RoPE.",
-        option_table=_ROTARY,
+        option_table={**_ROTARY, **_SOFTMAX},
         abilities=_rotary_abilities,
     ),
     Method(
@@ -368,6 +414,40 @@ _name(
     straight_through=True, exclude_self="half", gate_bias="halves", temperature=True,
 )  # fmt: skip
 
+_RECIPE: dict[str, Any] = dict(METHODS["tra_plus"].options)
+_LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "tra_plus_no_removal": (
+        "tra_plus without removal: same heads, gates and temperature, all keys in the softmax",
+        {"removal": False, "straight_through": False},  # nothing is removed, so there is no gradient to stand in
+    ),
+    "tra_plus_no_surrogate": ("tra_plus whose removed keys have no gradient", {"straight_through": False}),
+    "tra_plus_own_key": ("tra_plus in which every head sees the query's own key", {"exclude_self": False}),
+    "tra_plus_one_gate": ("tra_plus whose gates all start as in TRA", {"gate_bias": None}),
+    "tra_plus_no_temperature": ("tra_plus without the temperature", {"temperature": False}),
+}
+for _left_out, (_summary, _changes) in _LEFT_OUT.items():
+    _name(LEFT_OUT, _left_out, "tra_variant", _summary, **{**_RECIPE, **_changes})
+
+_HEADS: dict[str, Any] = {"exclude_self": "half", "temperature": True}
+_name(
+    EQUAL_RECIPE, "rope_equal", "rope",
+    "RoPE with tra_plus's recipe: own key excluded in half of the heads, temperature", **_HEADS,
+)  # fmt: skip
+_name(
+    EQUAL_RECIPE, "alibi_equal", "alibi",
+    "ALiBi with tra_plus's recipe: own key excluded in half of the heads, temperature", **_HEADS,
+)  # fmt: skip
+_name(
+    EQUAL_RECIPE, "fot_equal", "fot",
+    "FoT with tra_plus's recipe: own key excluded and fast gates in half of the heads, temperature", **_HEADS,
+    gate_bias="halves",
+)  # fmt: skip
+_name(
+    EQUAL_RECIPE, "stick_breaking_equal", "stick_breaking",
+    "stick-breaking with what it lacks of tra_plus's recipe: temperature (it never sees its own key)", temperature=True,
+)  # fmt: skip
+
+_name(PEER_VARIANT, "rope_window", "rope", "RoPE with a sliding window of 128 keys", sliding_window=128)
 _name(
     PEER_VARIANT, "sinusoidal_offset", "sinusoidal", "sinusoidal positions, trained with random offsets",
     random_offset=1024,

@@ -13,12 +13,25 @@ from traformer.methods import METHODS
 from traformer.models import TraformerConfig, TraformerForCausalLM
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-NAMES = list(METHODS)
-NAMED = [name for name in NAMES if METHODS[name].is_configuration]
+# Options that bite only at lengths of their own, here at those of the tests.
+WINDOW = {"sliding_window": 3, "exclude_self": "half", "temperature": True}
+SPECIAL = {
+    "rope, window 3": ("rope", {"sliding_window": 3}),
+    "alibi, window 3": ("alibi", WINDOW),
+    "fot, window 3": ("fot", WINDOW),
+    "t5, window 3": ("t5", WINDOW),
+    "differential, window 3": ("differential", WINDOW),
+    "stick_breaking, window 3": ("stick_breaking", {"sliding_window": 3}),
+    "nope, no head sees its own key": ("nope", {"exclude_self": True}),
+}
+NAMES = [*METHODS, *SPECIAL]
+NAMED = [name for name, method in METHODS.items() if method.is_configuration]
 
 
 def small_model(name: str, **overrides) -> TraformerForCausalLM:
     torch.manual_seed(0)
+    if name in SPECIAL:
+        name, overrides["attention_options"] = SPECIAL[name]
     config = TraformerConfig(
         attention=name, vocab_size=19, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
         num_key_value_heads=1, **overrides,
@@ -139,10 +152,13 @@ def test_biases_that_a_layer_wants_to_start_elsewhere():
         half = len(bias) // 2
         assert bias == [-6.0] * half + [6.0] * (len(bias) - half)
 
+    assert small_model("fot_equal").model.layers[1].self_attn.forget_proj.bias.tolist() == [-6.0, 6.0, 6.0]
 
-def test_temperature_learns_faster():
-    layer = small_model("tra_temperature").model.layers[0].self_attn
-    assert layer.temperature.lr_scale == 10.0
+
+@pytest.mark.parametrize("name", ["tra_temperature", "rope_equal", "stick_breaking_equal"])
+def test_temperature_learns_faster(name):
+    layer = small_model(name).model.layers[0].self_attn
+    assert layer.temperature.lr_scale == 10.0 and layer.temperature.eq(0).all()
 
 
 @pytest.mark.parametrize(
@@ -165,6 +181,10 @@ def test_temperature_learns_faster():
         ("tra_variant", {"straight_through": 1}, "straight_through must be true or false"),
         ("tra_no_qk_nrm", {}, "did you mean 'tra_no_qk_norm'"),
         ("rope", {"npos_max": 3}, "unknown to attention 'rope'"),
+        ("rope", {"sliding_window": 0}, "sliding_window must be a whole number above zero"),
+        ("alibi", {"exclude_self": "third"}, 'exclude_self must be true, false, "half"'),
+        ("nope", {"temperature": 2.0}, "temperature must be true or false"),
+        ("fot", {"gate_bias": "fast"}, 'a list of numbers or "halves", got'),
     ],
 )
 def test_bad_options_are_one_sentence(attention, options, sentence):

@@ -18,8 +18,8 @@ from traformer.methods import METHODS, resolve_method
 E, HEADS, KEY_HEADS, D, LENGTH = 16, 4, 2, 8, 11
 
 
-def build(name: str, qk_norm: bool = True, layer_idx: int = 0, heads: int = HEADS):
-    method = resolve_method(name)
+def build(name: str, qk_norm: bool = True, layer_idx: int = 0, heads: int = HEADS, **options):
+    method = resolve_method(name, options)
     qk_norm = qk_norm if method.qk_norm is None else method.qk_norm
     config = SimpleNamespace(
         hidden_size=E, num_attention_heads=heads, num_key_value_heads=KEY_HEADS, head_dim=D, attention_dropout=0.0,
@@ -112,17 +112,34 @@ def gate(linear, x, h):
     return linear.weight[h] @ x + linear.bias[h]
 
 
+def turned_score(n, h, i, j):
+    return rotated(n.q[h][i], i) @ rotated(n.k[h][j], j) / math.sqrt(D)
+
+
+def recipe(n, h):
+    """What the shared options make of a head: the factor on its scores, and whether its own key is left out."""
+    factor = 1.0 if n.layer.temperature is None else torch.exp(n.layer.temperature[h])
+    return factor, n.layer.option["exclude_self"] == "half" and h < HEADS // 2
+
+
+def softmax_of(n, h, i, score, bias=lambda j: 0.0):
+    """Softmax of the scores times the head's temperature plus a bias, over the keys of the window that it may see."""
+    factor, excluded = recipe(n, h)
+    window = n.layer.option["sliding_window"] or i + 1
+    seen = [i - j < window and not (excluded and j == i) for j in range(i + 1)]
+    return softmax([factor * score(n, h, i, j) + bias(j) if seen[j] else None for j in range(i + 1)])
+
+
 def weights_nope(n, h, i):
-    return softmax([n.score(h, i, j) for j in range(i + 1)])
+    return softmax_of(n, h, i, Naive.score)
 
 
 def weights_rope(n, h, i):
-    turn = [rotated(n.q[h][i], i) @ rotated(n.k[h][j], j) / math.sqrt(D) for j in range(i + 1)]
-    return softmax(turn)
+    return softmax_of(n, h, i, turned_score)
 
 
 def weights_alibi(n, h, i):
-    return softmax([n.score(h, i, j) - slope(h) * (i - j) for j in range(i + 1)])
+    return softmax_of(n, h, i, Naive.score, lambda j: -slope(h) * (i - j))
 
 
 def weights_t5(n, h, i):
@@ -131,7 +148,7 @@ def weights_t5(n, h, i):
             return distance
         return min(31, 16 + int(math.log(distance / 16) / math.log(128 / 16) * 16))
 
-    return softmax([n.score(h, i, j) + n.layer.bias_table[bucket(i - j)][h] for j in range(i + 1)])
+    return softmax_of(n, h, i, Naive.score, lambda j: n.layer.bias_table[bucket(i - j)][h])
 
 
 def weights_fire(n, h, i):
@@ -144,7 +161,7 @@ def weights_fire(n, h, i):
         hidden = torch.relu(layer.bias_in.weight[:, 0] * ratio + layer.bias_in.bias)
         return layer.bias_out.weight[h] @ hidden
 
-    return softmax([n.score(h, i, j) + bias(j) for j in range(i + 1)])
+    return softmax_of(n, h, i, Naive.score, bias)
 
 
 def weights_cope(n, h, i):
@@ -162,33 +179,30 @@ def weights_cope(n, h, i):
 
 def weights_fot(n, h, i):
     forget = [torch.log(sigmoid(gate(n.layer.forget_proj, token, h))) for token in n.x]
-    return softmax([n.score(h, i, j) + sum(forget[j + 1 : i + 1]) for j in range(i + 1)])
+    return softmax_of(n, h, i, Naive.score, lambda j: sum(forget[j + 1 : i + 1]))
 
 
 def weights_stick_breaking(n, h, i):
     result, left = [torch.zeros((), dtype=torch.float64)] * (i + 1), torch.ones((), dtype=torch.float64)
-    for j in range(i - 1, -1, -1):  # from the nearest on; the own key gets nothing
-        share = sigmoid(n.score(h, i, j))
+    factor = 1.0 if n.layer.temperature is None else torch.exp(n.layer.temperature[h])
+    for j in range(i - 1, max(-1, i - (n.layer.option["sliding_window"] or i + 1)), -1):  # nearest first, own key never
+        share = sigmoid(factor * n.score(h, i, j))
         result[j] = share * left
         left = left * (1 - share)
     return result
 
 
 def weights_selective(n, h, i):
-    def turned_score(head, a, b):
-        return rotated(n.q[head][a], a) @ rotated(n.k[head][b], b) / math.sqrt(D)
-
     logits = []
     for j in range(i + 1):
-        taken = sum(torch.relu(turned_score(0, t, j)) for t in range(j + 1, i)) if j > 0 else 0.0
-        logits.append(turned_score(h, i, j) - taken)
+        taken = sum(torch.relu(turned_score(n, 0, t, j)) for t in range(j + 1, i)) if j > 0 else 0.0
+        logits.append(turned_score(n, h, i, j) - taken)
     return softmax(logits)
 
 
 def weights_ssmax(n, h, i):
     factor = n.layer.log_scale[h] * math.log(i + 1)
-    turn = [rotated(n.q[h][i], i) @ rotated(n.k[h][j], j) / math.sqrt(D) for j in range(i + 1)]
-    return softmax([factor * s for s in turn])
+    return softmax_of(n, h, i, lambda *where: factor * turned_score(*where))
 
 
 def weights_asentmax(n, h, i):
@@ -215,8 +229,8 @@ def weights_asentmax(n, h, i):
     raise AssertionError("no support found")
 
 
-def weights_tra(n, h, i, threshold=0.0, decay=None, excluded=False, temperature=None):
-    factor = 1.0 if temperature is None else torch.exp(temperature[h])
+def weights_tra(n, h, i, threshold=0.0, decay=None):
+    factor, excluded = recipe(n, h)
     log_decay = torch.log(sigmoid(gate(n.layer.decay_proj, n.x[i], h))) if decay is None else decay(h)
     logits, count = [None] * (i + 1), 0
     for j in range(i, -1, -1):
@@ -228,10 +242,12 @@ def weights_tra(n, h, i, threshold=0.0, decay=None, excluded=False, temperature=
 
 
 def weights_distance_only(n, h, i):
+    """All keys that the head may see are in the softmax; distance counts those that score above 0."""
     log_decay = torch.log(sigmoid(gate(n.layer.decay_proj, n.x[i], h)))
+    factor, excluded = recipe(n, h)
     logits, count = [None] * (i + 1), 0
-    for j in range(i, -1, -1):
-        s = n.score(h, i, j)
+    for j in range(i - 1 if excluded else i, -1, -1):
+        s = factor * n.score(h, i, j)
         count += int(s > 0)
         logits[j] = s + log_decay * count
     return softmax(logits)
@@ -274,11 +290,9 @@ DEFINITIONS = {
     "tra_forget_distance": weights_kept_forgetting,
     "tra_no_qk_norm": weights_tra,
     "tra_threshold_half": lambda n, h, i: weights_tra(n, h, i, threshold=0.5),
-    "tra_exclude_self": lambda n, h, i: weights_tra(n, h, i, excluded=h < HEADS // 2),
-    "tra_temperature": lambda n, h, i: weights_tra(n, h, i, temperature=n.layer.temperature),
-    "tra_exclude_self_temperature": lambda n, h, i: weights_tra(
-        n, h, i, excluded=h < HEADS // 2, temperature=n.layer.temperature
-    ),
+    "tra_exclude_self": weights_tra,
+    "tra_temperature": weights_tra,
+    "tra_exclude_self_temperature": weights_tra,
     "tra_growing_threshold": lambda n, h, i: weights_tra(n, h, i, threshold=0.25 * math.sqrt(2 * math.log(i + 1))),
     "tra_margin": lambda n, h, i: weights_tra(n, h, i, threshold=0.25),
     "tra_slow_gate": weights_tra,
@@ -286,8 +300,18 @@ DEFINITIONS = {
     "sinusoidal_offset": weights_nope,
     "learned_offset": weights_nope,
     "rope_no_qk_norm": weights_rope,
+    "rope_window": weights_rope,
+    "rope_equal": weights_rope,
+    "alibi_equal": weights_alibi,
+    "fot_equal": weights_fot,
+    "stick_breaking_equal": weights_stick_breaking,
+    "tra_plus_no_removal": weights_distance_only,
+    "tra_plus_no_surrogate": weights_tra,
 }
-STRAIGHT_THROUGH = ("tra_learned_threshold", "tra_straight_through", "tra_plus")
+STRAIGHT_THROUGH = (
+    "tra_learned_threshold", "tra_straight_through", "tra_plus", "tra_plus_own_key", "tra_plus_one_gate",
+    "tra_plus_no_temperature",
+)  # fmt: skip
 OTHERWISE = {"differential", "lstm", *STRAIGHT_THROUGH}  # pinned below
 
 
@@ -307,7 +331,7 @@ def compare(layer, expected_of):
     expected = expected_of(x[0])
     torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-9)
     for a, b in zip(gradients(out), gradients(expected), strict=True):
-        a, b = (torch.zeros(()) if g is None else g for g in (a, b))
+        a, b = (torch.zeros((), dtype=torch.float64) if g is None else g for g in (a, b))
         torch.testing.assert_close(a, b.expand_as(a), rtol=1e-7, atol=1e-8)
 
 
@@ -316,6 +340,45 @@ def compare(layer, expected_of):
 def test_definition(name, qk_norm):
     layer = build(name, qk_norm)
     compare(layer, lambda x: Naive(layer, x).output(DEFINITIONS[name]))
+
+
+SOFTMAX = [name for name, method in METHODS.items() if "sliding_window" in method.option_table and name in DEFINITIONS]
+
+
+@pytest.mark.parametrize("name", [name for name in SOFTMAX if not METHODS[name].is_configuration])
+@pytest.mark.parametrize("window", [1, 3])
+def test_sliding_window(name, window):
+    """Far fewer keys than there are tokens; with the recipe's other parts where the method has them."""
+    recipe_options = {"exclude_self": "half", "temperature": True}
+    extra = {x: recipe_options[x] for x in recipe_options if x in METHODS[name].option_table}
+    for options in ({}, extra):
+        layer = build(name, sliding_window=window, **options)
+        compare(layer, lambda x, layer=layer: Naive(layer, x).output(DEFINITIONS[name]))
+
+
+@pytest.mark.parametrize("exclude_self", [True, [False, True, True, False]])
+@pytest.mark.parametrize("name", ["rope", "alibi", "t5", "fot"])
+def test_heads_that_do_not_see_their_own_key(name, exclude_self, monkeypatch):
+    layer = build(name, exclude_self=exclude_self)
+    left_out = [True] * HEADS if exclude_self is True else exclude_self
+    monkeypatch.setitem(globals(), "recipe", lambda n, h: (1.0, left_out[h]))
+    compare(layer, lambda x: Naive(layer, x).output(DEFINITIONS[name]))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("name", ["rope_equal", "alibi_equal", "fot_equal", "t5", "stick_breaking_equal"])
+def test_maps_show_what_a_head_sees(name, window):
+    layer = build(name, sliding_window=window)
+    x = torch.randn(1, LENGTH, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    context = AttentionContext(output_attentions=True)
+    context.shared = layer.prepare(context, x)
+    found, naive = layer(x, context)[1][0], Naive(layer, x[0])
+    definition = DEFINITIONS[METHODS[name].attention]
+    for h in range(HEADS):
+        for i in range(LENGTH):
+            expected = torch.stack(definition(naive, h, i))
+            torch.testing.assert_close(found[h, i, : i + 1], expected, rtol=1e-6, atol=1e-7)
+            assert found[h, i, i + 1 :].eq(0).all()
 
 
 @pytest.mark.parametrize("layer_idx", [0, 3])
@@ -367,12 +430,8 @@ def test_lstm():
     assert 0.9 * attention < count <= attention
 
 
-def straight_through_parts(layer, n, h, i):
-    """Threshold, whether the own key is excluded, and the factor on the scores, of one row."""
-    limit = learned_threshold(n, h, i) if layer.threshold_proj is not None else 0.0
-    excluded = layer.option["exclude_self"] == "half" and h < HEADS // 2
-    factor = 1.0 if layer.temperature is None else torch.exp(layer.temperature[h])
-    return limit, excluded, factor
+def threshold_of(n, h, i):
+    return learned_threshold(n, h, i) if n.layer.threshold_proj is not None else 0.0
 
 
 @pytest.mark.parametrize("name", STRAIGHT_THROUGH)
@@ -381,8 +440,7 @@ def test_straight_through_keeps_what_exceeds_the_threshold(name):
     x = torch.randn(1, LENGTH, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def weights(n, h, i):
-        limit, excluded, _ = straight_through_parts(layer, n, h, i)
-        return weights_tra(n, h, i, threshold=limit, excluded=excluded, temperature=layer.temperature)
+        return weights_tra(n, h, i, threshold=threshold_of(n, h, i))
 
     expected = Naive(layer, x[0]).output(weights)
     torch.testing.assert_close(run(layer, x)[0], expected, rtol=1e-9, atol=1e-9)
@@ -397,7 +455,7 @@ def test_straight_through_gradient(name):
     x = torch.randn(1, LENGTH, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def soft(n, h, i):
-        limit, excluded, factor = straight_through_parts(layer, n, h, i)
+        limit, (factor, excluded) = threshold_of(n, h, i), recipe(n, h)
         log_decay = torch.log(sigmoid(gate(layer.decay_proj, n.x[i], h)))
         seen = range(i if excluded else i + 1)
         scores = [factor * n.score(h, i, j) for j in seen]

@@ -19,6 +19,7 @@ class _AbsoluteAttention(SoftmaxAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         for name in set(options) & {"random_offset", "max_positions"}:
             if not isinstance(options[name], int) or options[name] < (1 if name == "max_positions" else 0):
                 raise InputError(f"attention option {name} must be a whole number, got {options[name]!r}")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from traformer.errors import InputError
 from traformer.layers.norms import rms_norm
+from traformer.layers.options import check_shared_options, excluded_heads
 from traformer.methods import Method, resolve_method
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ class AttentionContext:
             and (self.key_length is None or self.key_length == length)
         )
 
-    def visible(self, length: int, device: torch.device) -> Tensor:
-        """[B or 1, 1, T, Tk] bool, True = the token may see the key: causal order, padding, packing."""
+    def visible(self, length: int, device: torch.device, window: int | None = None) -> Tensor:
+        """[B or 1, 1, T, Tk] bool, True = the token may see the key: causal order, padding, packing, sliding window."""
         key_length = length if self.key_length is None else self.key_length
         keys = torch.arange(key_length, device=device)
         queries = torch.arange(length, device=device) + self.query_start
@@ -83,7 +84,15 @@ class AttentionContext:
         allowed = allowed[None, None]
         if self.key_padding_mask is not None:
             allowed = allowed & self.key_padding_mask[:, None, None, :]
+        if window is not None:
+            allowed = allowed & (self.distances(length, device) < window).unsqueeze(1)
         return allowed
+
+    def own_keys(self, length: int, device: torch.device) -> Tensor:
+        """[T, Tk] bool, True where the key is the token's own."""
+        key_length = length if self.key_length is None else self.key_length
+        places = torch.arange(length, device=device) + self.query_start
+        return torch.arange(key_length, device=device) == places[:, None]
 
 
 class AttentionLayer(nn.Module):
@@ -109,6 +118,11 @@ class AttentionLayer(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, self.num_key_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, self.num_key_heads * self.head_dim, bias=False)
         self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=True)
+        self.temperature = nn.Parameter(torch.zeros(self.num_heads)) if self.option.get("temperature") else None
+        if self.temperature is not None:
+            self.temperature.lr_scale = 10.0  # type: ignore[attr-defined]  # one number per head moves slowly at lr
+        self.excluded_heads = excluded_heads(self.option.get("exclude_self", False), self.num_heads)
+        self.window: int | None = self.option.get("sliding_window")
 
     @property
     def method(self) -> Method:
@@ -125,9 +139,32 @@ class AttentionLayer(nn.Module):
     @classmethod
     def check_options(cls, config: PretrainedConfig, options: dict[str, Any]) -> None:
         """Raise InputError for an option whose value cannot be used."""
+        check_shared_options(options, config.num_attention_heads)
 
     def reset_own_parameters(self) -> None:
         """Initialise parameters the method holds directly (not its Linears'), by transformers' init functions."""
+        from transformers import initialization as init
+
+        if self.temperature is not None:
+            init.zeros_(self.temperature)
+
+    def score_bound(self, dtype: torch.dtype) -> float | Tensor | None:
+        """An upper bound of the scores, one number or [Hq]; None where QK-norm does not give one."""
+        if not self.qk_norm:
+            return None
+        # |q|, |k| <= sqrt(D) up to rounding, hence s <= D * scale = sqrt(D) and a little.
+        bound = math.sqrt(self.head_dim) * (1.0 + 8.0 * torch.finfo(dtype).eps)
+        return bound if self.temperature is None else self.temperature.detach().exp().float() * bound
+
+    def visible_keys(self, q: Tensor, context: AttentionContext) -> Tensor:
+        """bool [B or 1, Hq or 1, T, Tk]: what each head may see, its window and excluded own key taken into account."""
+        visible = context.visible(q.shape[2], q.device, self.window)
+        if self.excluded_heads is False:
+            return visible
+        own = context.own_keys(q.shape[2], q.device)
+        if not isinstance(self.excluded_heads, bool):
+            own = own & torch.tensor(self.excluded_heads, device=q.device)[:, None, None]
+        return visible & ~own
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
         """What every layer of the method needs and one can make for all (masks, tables); becomes context.shared."""
@@ -167,6 +204,8 @@ class AttentionLayer(nn.Module):
             k, v = self.remember(k, v, context.past_key_values)
             if state is not None:
                 k, state = k[..., : self.head_dim], _from_channels(k[..., self.head_dim :], state.dtype)
+        if self.temperature is not None:
+            q = q * self.temperature.exp().to(q.dtype)[:, None, None]
         more = () if state is None else (state,)
         out, weights = self.attend(q, k, v, hidden_states, context, *more)
         out = out.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)

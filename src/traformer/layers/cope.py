@@ -34,12 +34,14 @@ class ContextualPositionAttention(EagerAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         if not isinstance(options["npos_max"], int) or options["npos_max"] < 2:
             raise InputError(f"attention option npos_max must be a whole number from 2 on, got {options['npos_max']!r}")
 
     def reset_own_parameters(self) -> None:
         from transformers import initialization as init
 
+        super().reset_own_parameters()
         init.zeros_(self.position_table)
 
     def attend(

@@ -42,6 +42,7 @@ class DifferentialAttention(SoftmaxAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         if config.head_dim % 2:
             raise InputError(f"attention 'differential' halves each head: head_dim must be even, not {config.head_dim}")
         check_rotary(cls.name, config.head_dim // 2, options)
@@ -49,6 +50,7 @@ class DifferentialAttention(SoftmaxAttentionLayer):
     def reset_own_parameters(self) -> None:
         from transformers import initialization as init
 
+        super().reset_own_parameters()
         init.normal_(self.factor_vectors, std=0.1)
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:

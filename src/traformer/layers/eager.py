@@ -13,7 +13,7 @@ class EagerAttentionLayer(AttentionLayer):
     """`prepare` makes the mask; `visible` gives it; `settings` are the keywords every eager op takes."""
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
-        return context.visible(hidden_states.shape[1], hidden_states.device)
+        return context.visible(hidden_states.shape[1], hidden_states.device, self.window)
 
     def visible(self, context: AttentionContext) -> Tensor:
         """bool [B or 1, 1, T, Tk]."""

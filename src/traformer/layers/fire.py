@@ -37,6 +37,7 @@ class FireAttention(SoftmaxAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         if not isinstance(options["hidden"], int) or options["hidden"] < 1:
             raise InputError(f"attention option hidden must be a whole number above zero, got {options['hidden']!r}")
         if not options["init_length"] > 0:
@@ -45,6 +46,7 @@ class FireAttention(SoftmaxAttentionLayer):
     def reset_own_parameters(self) -> None:
         from transformers import initialization as init
 
+        super().reset_own_parameters()
         init.constant_(self.slope, 0.1)
         init.constant_(self.length_factor, 1.0)
 

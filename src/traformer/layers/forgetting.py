@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from traformer.errors import InputError
 from traformer.layers.base import AttentionContext
+from traformer.layers.options import gate_biases
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.eager import expand_heads
 from traformer.ops.forgetting import PRUNING_BLOCK, leftmost_keys, pruned_forgetting_attention
@@ -45,8 +44,10 @@ class ForgettingAttention(SoftmaxAttentionLayer):
     Path: the bias C_i - C_j is a channel of the key in torch's fused kernel. Adaptive computation pruning (Lin et al.
     2025b) where it pays: plain causal inputs of 2 blocks or more in which the gates leave out enough keys.
 
-    Option tolerance: share of a row's weight that pruning may drop (the authors use e^-10; here 2^-24, as TRA's early
-    exit, so that speed is compared at equal exactness); 0 reads every key.
+    Options besides those of every softmax method:
+        gate_bias  where the gates' biases start: a number, one per head, or "halves", as in TRA's variants
+        tolerance  share of a row's weight that pruning may drop (the authors use e^-10; here 2^-24, as TRA's early
+                   exit, so that speed is compared at equal exactness); 0 reads every key. Pruning needs the own key
     """
 
     name = "fot"
@@ -54,12 +55,8 @@ class ForgettingAttention(SoftmaxAttentionLayer):
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.forget_proj = nn.Linear(config.hidden_size, self.num_heads, bias=True)
-
-    @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        tolerance = options["tolerance"]
-        if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < 1):
-            raise InputError(f"attention option tolerance must be a number in [0, 1), got {tolerance!r}")
+        if self.option["gate_bias"] is not None:
+            self.forget_proj.bias_start = gate_biases(self.option["gate_bias"], self.num_heads)  # type: ignore[assignment]
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor:
         return log_forget_gates(self.forget_proj(hidden_states), context, self.num_key_heads)
@@ -82,14 +79,14 @@ class ForgettingAttention(SoftmaxAttentionLayer):
         unsuitable = context.output_attentions or (self.training and self.dropout_p > 0.0)
         if length < 2 * PRUNING_BLOCK or not self.option["tolerance"] or unsuitable or torch.compiler.is_compiling():
             return None
-        if not context.is_plain_causal(length):
-            return None
+        if self.window is not None or self.excluded_heads is not False or not context.is_plain_causal(length):
+            return None  # the bound holds relative to the query's own key
         with torch.no_grad():
-            if self.qk_norm:
-                bound = math.sqrt(self.head_dim) * (1.0 + 8.0 * torch.finfo(q.dtype).eps)
-            else:
-                bound = float(q.float().norm(dim=-1).max() * k.float().norm(dim=-1).max()) * self.scale
-            leftmost = leftmost_keys(cumulative, bound, self.option["tolerance"])
+            bound = self.score_bound(q.dtype)
+            if bound is None:
+                bound = q.float().norm(dim=-1).max() * k.float().norm(dim=-1).max() * self.scale
+            largest = float(bound.max()) if isinstance(bound, Tensor) else bound
+            leftmost = leftmost_keys(cumulative, largest, self.option["tolerance"])
         ends = [min(start + PRUNING_BLOCK, length) for start in range(0, length, PRUNING_BLOCK)]
         read = sum(end - start for starts in leftmost for start, end in zip(starts, ends, strict=True))
         return leftmost if read < (1.0 - _WORTHWHILE) * self.num_heads * sum(ends) else None

@@ -19,6 +19,7 @@ class RotaryAttention(SoftmaxAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         if config.head_dim % 2:
             raise InputError(
                 f"attention 'rope' turns pairs of channels and needs an even head_dim, not {config.head_dim}"

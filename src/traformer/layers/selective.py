@@ -33,6 +33,7 @@ class SelectiveAttention(EagerAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         check_rotary(cls.name, config.head_dim, options)
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:

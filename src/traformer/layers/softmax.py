@@ -9,23 +9,27 @@ from torch import Tensor
 from traformer.layers.base import AttentionContext, AttentionLayer
 from traformer.ops.alibi import with_key_bias
 from traformer.ops.eager import expand_heads
+from traformer.ops.sliding_window import windowed_attention
 
 
 class SoftmaxAttentionLayer(AttentionLayer):
-    """Base of the methods that are softmax over q.k with positions written into q and k, or with none."""
+    """Base of the methods that are softmax over q.k with positions written into q and k, or with none.
+
+    Options that all of them have, off by default:
+        temperature     a learned factor exp(t_h) on each head's scores, as in TRA
+        exclude_self    the query's own key is left out: True, "half" (of the heads, the first) or a list of bool
+        sliding_window  w: a query sees its own key and the w - 1 before it
+    """
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Tensor | None:
-        """The mask [B or 1, 1, T, Tk], or None where the kernel's own causal mask (or no mask at all) says the same."""
+        """The mask [B or 1, 1, T, Tk] (own key included), or None where order and window alone decide what is seen."""
         length = hidden_states.shape[1]
-        sees_all = (
-            length == 1
-            and context.key_padding_mask is None
-            and not isinstance(context.query_start, Tensor)
-            and context.key_length in (None, context.query_start + 1)
-        )
-        if sees_all or context.is_plain_causal(length):
-            return None
-        return context.visible(length, hidden_states.device)
+        start = context.query_start
+        if context.key_padding_mask is None and context.cu_seqlens is None and not isinstance(start, Tensor):
+            is_all = context.key_length in (None, start + length)
+            if is_all and (length == 1 or start == 0 or self.window is not None):
+                return None
+        return context.visible(length, hidden_states.device, self.window)
 
     def mask(self, context: AttentionContext) -> Tensor | None:
         """What `prepare` made, out of context.shared."""
@@ -40,19 +44,70 @@ class SoftmaxAttentionLayer(AttentionLayer):
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Softmax of q.k * scale, plus a bias [B or 1, H or 1, T, Tk] if there is one, over the visible keys."""
-        mask = self.mask(context)
-        is_causal = mask is None and q.shape[2] > 1
         k, v = expand_heads(k, self.num_heads), expand_heads(v, self.num_heads)
-        if bias is not None:
-            visible = context.visible(q.shape[2], q.device) if mask is None else mask
-            mask, is_causal = bias.to(q.dtype).masked_fill(~visible, float("-inf")), False
-        dropout_p = self.dropout_p if self.training else 0.0
-        out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale)
+        out = self._each_kind_of_head(q, k, v, context, scale, bias)
         weights = None
         if context.output_attentions:
             scores = torch.matmul(q, k.transpose(-2, -1)) * scale
-            weights = softmax_weights(scores if bias is None else scores + bias, context.visible(q.shape[2], q.device))
+            weights = softmax_weights(scores if bias is None else scores + bias, self.visible_keys(q, context))
         return out, weights
+
+    def _each_kind_of_head(
+        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, bias: Tensor | None
+    ) -> Tensor:
+        """The heads that see their own key and those that do not, each through the kernel on their own."""
+        excluded = self.excluded_heads
+        if isinstance(excluded, bool):
+            return self._fused(q, k, v, context, scale, bias, excluded)
+        parts, order = [], []
+        for without_own in (True, False):
+            heads = [head for head, left_out in enumerate(excluded) if left_out == without_own]
+            if heads:
+                index = torch.tensor(heads, device=q.device)
+                chosen = bias if bias is None or bias.shape[1] == 1 else bias.index_select(1, index)
+                some_q, some_k, some_v = (x.index_select(1, index) for x in (q, k, v))
+                parts.append(self._fused(some_q, some_k, some_v, context, scale, chosen, without_own))
+                order += heads
+        out = torch.cat(parts, dim=1)
+        if order == sorted(order):
+            return out
+        return out.index_select(1, torch.tensor([order.index(head) for head in range(len(order))], device=q.device))
+
+    def _fused(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        context: AttentionContext,
+        scale: float,
+        bias: Tensor | None,
+        exclude_self: bool,
+    ) -> Tensor:
+        """Heads that are all alike; k and v have as many as q."""
+        length, mask = q.shape[2], self.mask(context)
+        dropout_p = self.dropout_p if self.training else 0.0
+        if mask is None and bias is None:
+            start = context.query_start
+            assert not isinstance(start, Tensor)
+            if self.window is not None and (start or length > self.window):
+                return windowed_attention(
+                    q, k, v, self.window, scale=scale, query_start=start, exclude_self=exclude_self, dropout_p=dropout_p
+                )
+            if not exclude_self:
+                return F.scaled_dot_product_attention(q, k, v, None, dropout_p, length > 1, scale=scale)
+            # A query sees the keys before it: query i + 1 against key i is the causal order again. Query 0 sees none.
+            first = 0 if start else 1
+            if length == first:
+                return torch.zeros_like(q)
+            q, k, v = q[:, :, first:], k[:, :, :-1], v[:, :, :-1]
+            out = F.scaled_dot_product_attention(q, k, v, None, dropout_p, q.shape[2] > 1, scale=scale)
+            return F.pad(out, (0, 0, first, 0))
+        visible = context.visible(length, q.device, self.window) if mask is None else mask
+        if exclude_self:
+            visible = visible & ~context.own_keys(length, q.device)
+        if bias is not None:
+            visible = bias.to(q.dtype).masked_fill(~visible, float("-inf"))
+        return F.scaled_dot_product_attention(q, k, v, visible, dropout_p, scale=scale)
 
     def key_biased_attention(
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, key_bias: Tensor

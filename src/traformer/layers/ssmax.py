@@ -33,11 +33,13 @@ class ScalableSoftmaxAttention(SoftmaxAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         check_rotary(cls.name, config.head_dim, options)
 
     def reset_own_parameters(self) -> None:
         from transformers import initialization as init
 
+        super().reset_own_parameters()
         init.constant_(self.log_scale, float(self.option["init_scale"]))
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:

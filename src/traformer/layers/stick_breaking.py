@@ -31,6 +31,7 @@ class StickBreakingAttention(EagerAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         if options["remainder"] not in REMAINDERS:
             raise unknown_name("attention option remainder", options["remainder"], REMAINDERS)
 

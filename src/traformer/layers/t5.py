@@ -37,6 +37,7 @@ class T5BiasAttention(SoftmaxAttentionLayer):
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
+        super().check_options(config, options)
         buckets, far = options["buckets"], options["max_distance"]
         if not (isinstance(buckets, int) and isinstance(far, int) and 4 <= buckets < 2 * far):
             raise InputError(
@@ -47,6 +48,7 @@ class T5BiasAttention(SoftmaxAttentionLayer):
     def reset_own_parameters(self) -> None:
         from transformers import initialization as init
 
+        super().reset_own_parameters()
         if self.bias_table is not None:
             init.normal_(self.bias_table, std=self.table_std)
 

@@ -44,29 +44,15 @@ class ThresholdRelativeAttention(AttentionLayer):
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.decay_proj = nn.Linear(config.hidden_size, self.num_heads, bias=True)
-        self.temperature = nn.Parameter(torch.zeros(self.num_heads)) if self.option["temperature"] else None
-        if self.temperature is not None:
-            self.temperature.lr_scale = 10.0  # type: ignore[attr-defined]  # one number a head moves too slowly at lr
-        self._excluded_heads = _excluded_heads(self.option["exclude_self"], self.num_heads)
 
     @classmethod
     def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        threshold, tolerance = options["threshold"], options["tolerance"]
+        super().check_options(config, options)
+        threshold = options["threshold"]
         if not (isinstance(threshold, (int, float)) and 0 <= threshold < math.inf):
             raise InputError(f"attention option threshold must be a finite number >= 0, got {threshold!r}")
-        if not (isinstance(tolerance, (int, float)) and 0 <= tolerance < 1):
-            raise InputError(f"attention option tolerance must be a number in [0, 1), got {tolerance!r}")
-        if not isinstance(options["temperature"], bool):
-            raise InputError(f"attention option temperature must be true or false, got {options['temperature']!r}")
         if options["backend"] != "auto" and options["backend"] not in available_backends():
             raise unknown_name("backend", options["backend"], ["auto", *available_backends()])
-        _excluded_heads(options["exclude_self"], config.num_attention_heads)
-
-    def reset_own_parameters(self) -> None:
-        from transformers import initialization as init
-
-        if self.temperature is not None:
-            init.zeros_(self.temperature)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
@@ -86,18 +72,18 @@ class ThresholdRelativeAttention(AttentionLayer):
         self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]:
         """Queries and decay as the op takes them, options that decide the result, and options that decide the speed."""
-        q, score_bound = self.tempered(q)
         query_start, key_padding_mask = self._query_start(q, k, context)
+        excluded = self.excluded_heads
         options: dict[str, Any] = {
             "scale": self.scale,
             "threshold": self.thresholds(hidden_states, context),
-            "exclude_self": self._exclude_self(q.device),
+            "exclude_self": excluded if isinstance(excluded, bool) else torch.tensor(excluded, device=q.device),
             "key_padding_mask": key_padding_mask,
             "cu_seqlens": context.cu_seqlens,
             "query_start": query_start,
         }
         speed = {
-            "score_bound": score_bound,
+            "score_bound": self.score_bound(q.dtype),
             "key_index": self._key_index(k, context),
             "tolerance": self.option["tolerance"],
             "backend": self.option["backend"],
@@ -135,19 +121,6 @@ class ThresholdRelativeAttention(AttentionLayer):
         balls = None if covered is None else covered(k)
         return None if balls is None else balls.keeps_nothing(q, self.scale, options["threshold"])
 
-    def tempered(self, q: Tensor) -> tuple[Tensor, float | Tensor | None]:
-        """Queries times their head's temperature, and an upper bound of the scores (None: not known)."""
-        score_bound: float | Tensor | None = None
-        if self.qk_norm:
-            # |q|, |k| <= sqrt(D) up to rounding, hence s <= D * scale = sqrt(D) and a little.
-            score_bound = math.sqrt(self.head_dim) * (1.0 + 8.0 * torch.finfo(q.dtype).eps)
-        if self.temperature is not None:
-            factor = self.temperature.exp()
-            q = q * factor.to(q.dtype)[:, None, None]
-            if score_bound is not None:
-                score_bound = factor.detach().float() * score_bound
-        return q, score_bound
-
     def _key_index(self, k: Tensor, context: AttentionContext) -> Any:
         """The cache's index of its keys, where it keeps one and the kernel that will run can use it; else None."""
         cache = context.past_key_values
@@ -158,17 +131,12 @@ class ThresholdRelativeAttention(AttentionLayer):
             return None
         return indexed(k)
 
-    def _exclude_self(self, device: torch.device) -> bool | Tensor:
-        if isinstance(self._excluded_heads, bool):
-            return self._excluded_heads
-        return torch.tensor(self._excluded_heads, device=device)
-
     def _query_start(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[int, Tensor | None]:
         """Where the first query stands, as a number, and the padding mask that goes with it."""
         start = context.query_start
         if not isinstance(start, Tensor):
             return start, context.key_padding_mask
-        if q.shape[2] > 1 or self._excluded_heads is not False:
+        if q.shape[2] > 1 or self.excluded_heads is not False:
             return int(start.item()), context.key_padding_mask
         # One query, its place a tensor (a traced static cache): keys carry no position, so let it stand at the end of
         # the axis and hide the empty places instead. No number has to be read out of the tensor.
@@ -182,20 +150,3 @@ def _let_go(empty: Tensor, q: Tensor, k: Tensor, log_decay: Tensor, query_start:
     own = F.normalize(k[:, :, query_start : query_start + q.shape[2]], dim=-1)
     own = own.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return torch.where(empty[..., None], own, q), log_decay.masked_fill(empty, -1e4)
-
-
-def _excluded_heads(exclude_self: bool | str | list[bool], num_heads: int) -> bool | list[bool]:
-    """The option `exclude_self` as one bool, or one per head."""
-    if isinstance(exclude_self, bool):
-        return exclude_self
-    if exclude_self == "half":
-        return [head < num_heads // 2 for head in range(num_heads)]
-    if isinstance(exclude_self, (list, tuple)) and all(isinstance(x, bool) for x in exclude_self):
-        if len(exclude_self) == num_heads:
-            return list(exclude_self)
-        raise InputError(
-            f"attention option exclude_self has {len(exclude_self)} entries, but the layer has {num_heads} heads"
-        )
-    raise InputError(
-        f'attention option exclude_self must be true, false, "half" or a list of bool, got {exclude_self!r}'
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from traformer.errors import InputError, unknown_name
 from traformer.layers.alibi import slope_bias
 from traformer.layers.base import AttentionContext
 from traformer.layers.forgetting import cumulative_gates, log_forget_gates
+from traformer.layers.options import check_bool, gate_biases, is_number
 from traformer.layers.threshold_relative import ThresholdRelativeAttention
 from traformer.ops.alibi import alibi_slopes
 from traformer.ops.eager import widened
@@ -22,7 +22,6 @@ DISTANCES = ("contextual", "ordinary", "forgetting", "none")
 DECAYS = ("gate", "fixed")
 _START_OF_LEARNED_THRESHOLD = -2.0  # softplus(-2) = 0.13: near the published 0, yet far enough to have a gradient
 _SURROGATE_WIDTH = 0.5
-_FAST_GATE, _SLOW_GATE = -6.0, 6.0  # of gate_bias "halves"
 
 
 class ThresholdVariantAttention(ThresholdRelativeAttention):
@@ -59,7 +58,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         if not self.has_gate:
             self.decay_proj = None  # type: ignore[assignment]
         elif self.option["gate_bias"] is not None:
-            self.decay_proj.bias_start = _gate_biases(self.option["gate_bias"], self.num_heads)  # type: ignore[assignment]
+            self.decay_proj.bias_start = gate_biases(self.option["gate_bias"], self.num_heads)  # type: ignore[assignment]
         self.slopes = alibi_slopes(self.num_heads)
         self.threshold_proj = (
             nn.Linear(config.hidden_size, self.num_heads) if self.option["learned_threshold"] else None
@@ -74,10 +73,9 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             if options[name] not in known:
                 raise unknown_name(f"attention option {name}", options[name], known)
         for name in ("removal", "straight_through", "learned_threshold"):
-            if not isinstance(options[name], bool):
-                raise InputError(f"attention option {name} must be true or false, got {options[name]!r}")
+            check_bool(name, options[name])
         for name in ("threshold_growth", "margin"):
-            if not (isinstance(options[name], (int, float)) and 0 <= options[name] < math.inf):
+            if not (is_number(options[name]) and options[name] >= 0):
                 raise InputError(f"attention option {name} must be a finite number >= 0, got {options[name]!r}")
         distance, fixed, bias = options["distance"], options["decay"] == "fixed", options["gate_bias"]
         if fixed and distance != "contextual":
@@ -86,8 +84,6 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             )
         if bias is not None and (fixed or distance not in ("contextual", "forgetting")):
             raise InputError("attention option gate_bias needs a learned gate, which this combination does not have")
-        if bias is not None:
-            _gate_biases(bias, config.num_attention_heads)
         chooses = options["learned_threshold"] or options["straight_through"]
         if not options["removal"] and (distance != "contextual" or chooses):
             raise InputError(
@@ -137,7 +133,6 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if self.distance in ("contextual", "none") and self.option["removal"]:
             return super().attend(q, k, v, hidden_states, context)
-        q, _ = self.tempered(q)
         key_bias = None
         if self.distance == "ordinary":
             key_bias = slope_bias(self.slopes, k, context)
@@ -150,7 +145,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             q,
             k,
             v,
-            self._visible(q, context),
+            self.visible_keys(q, context),
             threshold,
             log_decay=self.log_decay(hidden_states) if self.distance == "contextual" else None,
             key_bias=key_bias,
@@ -161,32 +156,3 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             query_start=context.query_start,
             need_weights=context.output_attentions,
         )
-
-    def _visible(self, q: Tensor, context: AttentionContext) -> Tensor:
-        """bool [B or 1, Hq or 1, T, Tk], without the own key in the heads that exclude it."""
-        visible = context.visible(q.shape[2], q.device)
-        excluded = self._exclude_self(q.device)
-        if excluded is False:
-            return visible
-        places = torch.arange(q.shape[2], device=q.device) + context.query_start
-        own = torch.arange(visible.shape[-1], device=q.device) == places[:, None]  # [T, Tk]
-        if isinstance(excluded, Tensor):
-            own = own & excluded[:, None, None]
-        return visible & ~own
-
-
-def _gate_biases(option: float | str | list[float], heads: int) -> list[float]:
-    """The option `gate_bias`, one number a head."""
-    if option == "halves":
-        return [_FAST_GATE if head < heads // 2 else _SLOW_GATE for head in range(heads)]
-    if _is_number(option):
-        return [float(option)] * heads  # type: ignore[arg-type]
-    if isinstance(option, (list, tuple)) and all(map(_is_number, option)):
-        if len(option) == heads:
-            return [float(bias) for bias in option]
-        raise InputError(f"attention option gate_bias has {len(option)} entries, but the layer has {heads} heads")
-    raise InputError(f'attention option gate_bias must be a number, a list of numbers or "halves", got {option!r}')
-
-
-def _is_number(x: object) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)

@@ -1,0 +1,64 @@
+"""Options that several methods share: what a value may be, and what it means for each head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from traformer.errors import InputError
+
+FAST_GATE, SLOW_GATE = -6.0, 6.0  # of gate_bias "halves": the first half of the heads, the second half
+
+
+def check_shared_options(options: dict[str, Any], num_heads: int) -> None:
+    """Raise InputError for a value of a shared option that cannot be used."""
+    check_bool("temperature", options.get("temperature", False))
+    window = options.get("sliding_window")
+    if window is not None and (not isinstance(window, int) or isinstance(window, bool) or window < 1):
+        raise InputError(f"attention option sliding_window must be a whole number above zero, got {window!r}")
+    tolerance = options.get("tolerance", 0.0)
+    if not (is_number(tolerance) and 0 <= tolerance < 1):
+        raise InputError(f"attention option tolerance must be a number in [0, 1), got {tolerance!r}")
+    excluded_heads(options.get("exclude_self", False), num_heads)
+    gate_biases(options.get("gate_bias"), num_heads)
+
+
+def check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InputError(f"attention option {name} must be true or false, got {value!r}")
+
+
+def is_number(x: object) -> bool:
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def excluded_heads(exclude_self: bool | str | list[bool], num_heads: int) -> bool | list[bool]:
+    """The option `exclude_self` as one bool, or one per head."""
+    if isinstance(exclude_self, bool):
+        return exclude_self
+    if exclude_self == "half":
+        return [head < num_heads // 2 for head in range(num_heads)]
+    if isinstance(exclude_self, (list, tuple)) and all(isinstance(x, bool) for x in exclude_self):
+        if len(exclude_self) == num_heads:
+            return list(exclude_self)
+        raise InputError(
+            f"attention option exclude_self has {len(exclude_self)} entries, but the layer has {num_heads} heads"
+        )
+    raise InputError(
+        f'attention option exclude_self must be true, false, "half" or a list of bool, got {exclude_self!r}'
+    )
+
+
+def gate_biases(option: float | str | list[float] | None, num_heads: int) -> list[float] | None:
+    """The option `gate_bias`, one number per head; None: torch's own start."""
+    if option is None:
+        return None
+    if option == "halves":
+        return [FAST_GATE if head < num_heads // 2 else SLOW_GATE for head in range(num_heads)]
+    if is_number(option):
+        return [float(option)] * num_heads  # type: ignore[arg-type]
+    if isinstance(option, (list, tuple)) and all(map(is_number, option)):
+        if len(option) == num_heads:
+            return [float(bias) for bias in option]
+        raise InputError(f"attention option gate_bias has {len(option)} entries, but the layer has {num_heads} heads")
+    raise InputError(f'attention option gate_bias must be a number, a list of numbers or "halves", got {option!r}')
