@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
@@ -73,23 +74,64 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status (0 good, 2 the user's to mend, 130 interrupted)."""
+    """Run one command and return its exit status.
+
+    0 all went well; 1 a part failed (a cell of a sweep); 2 something the user can mend; 130 stopped by Ctrl-C; 143
+    stopped by SIGTERM; 141 the reader of the output has gone.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
+    _prepare_output()
     try:
         args = build_parser(argv).parse_args(argv)
         status = args.run_command(args)
         sys.stdout.flush()
         return int(status or 0)
     except TraformerError as error:
-        print(f"tra: error: {error}", file=sys.stderr)
-        return error.exit_status
+        return _fail(str(error), error.exit_status)
     except KeyboardInterrupt:
-        print("tra: interrupted; the same command can be given again", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader (head, less) has gone. Point stdout at nothing so that the interpreter's own flush is quiet.
+        return _fail("interrupted; the same command can be given again", 130, kind="")
+    except (MemoryError, RuntimeError) as error:
+        if (
+            not isinstance(error, MemoryError)
+            and "allocate memory" not in str(error)
+            and "out of memory" not in str(error)
+        ):
+            raise
+        return _fail("memory ran out; give shorter lengths or a smaller batch, or free some")
+    except OSError as error:
+        return _output_failed(error)
+
+
+def _prepare_output() -> None:
+    """Output that always works: closed streams discard it, narrow encodings get ? for what they lack."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller: `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (for good)
+        elif hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
+
+
+def _fail(message: str, status: int = 2, kind: str = "error: ") -> int:
+    with suppress(OSError):
+        sys.stdout.flush()  # what came before stands before
+    with suppress(OSError):
+        print(f"tra: {kind}{message}", file=sys.stderr, flush=True)
+    return status
+
+
+def _output_failed(error: OSError) -> int:
+    """The status after an error of the system that no command turned into a sentence of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        # It is stdout itself. Point it at nothing, so that the interpreter's own flush at the end is quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        error = again
+    if isinstance(error, BrokenPipeError):  # the reader (head, less) has what it wanted
         return 141
+    # Files are written through traformer.storage, whose errors name them: what has no name here is the output.
+    return _fail(f"{error.filename or 'the output could not be written'}: {error.strerror or error}")
 
 
 def leave(status: int) -> NoReturn:

@@ -145,13 +145,12 @@ def test_a_cache_cut_short_behind_our_back_says_to_delete_it(tmp_path: Path, nam
         len(again.tokens), again.documents, again.counts
 
 
-def test_a_trained_tokenizer_cut_short_says_to_delete_it(tmp_path: Path, own_cache: Path) -> None:
+def test_a_trained_tokenizer_cut_short_is_made_again(tmp_path: Path, own_cache: Path) -> None:
     found = corpus(tmp_path / "c")
-    load_tokenizer("bpe:270", found.training_text)
+    before = load_tokenizer("bpe:270", found.training_text)
     (file,) = (own_cache / "tokenizers").glob("*/tokenizer.json")
     os.truncate(file, 10)
-    with pytest.raises(RunError, match="the cache is damaged: delete that folder"):
-        load_tokenizer("bpe:270", found.training_text)
+    assert load_tokenizer("bpe:270", found.training_text).fingerprint == before.fingerprint
 
 
 @pytest.mark.parametrize("below", [False, True])

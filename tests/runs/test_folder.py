@@ -81,9 +81,11 @@ def test_results_that_are_no_rows(tmp_path):
     assert folder.read_results() == []
     folder.write_results([])
     assert folder.read_results() == []
-    folder.write_results([{"value": 0.1}, {"value": 1e-300}])
-    assert folder.read_results() == [{"value": 0.1}, {"value": 1e-300}]
-    for text in ("{}", "[1", ""):
+    row = {"split": "iid", "length": 12, "metric": "exact_match", "examples": 4, "seed": 0, "step": 2}
+    rows = [{**row, "value": 0.1}, {**row, "value": 1e-300}]
+    folder.write_results(rows)
+    assert folder.read_results() == rows
+    for text in ("{}", "[1", "", "[1]", '[{"value": 0.1}]'):
         folder.results_file.write_text(text)
         with pytest.raises(RunError, match=r"results\.json"):
             folder.read_results()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 
 import yaml
+
+from traformer.errors import InputError
 
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
@@ -32,6 +35,24 @@ def key_value(text: str) -> tuple[str, object]:
         with suppress(ValueError):
             parsed = float(parsed)  # YAML takes 1e-3 for text
     return name.strip().replace("-", "_"), parsed
+
+
+def options_once(flag: str, pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
+    """The pairs of a repeatable NAME=VALUE flag; a name that is given twice is refused."""
+    options: dict[str, object] = {}
+    for name, value in pairs:
+        if name in options:
+            raise InputError(f"{flag} {name} is given twice, as {options[name]!r} and {value!r}; give it once")
+        options[name] = value
+    return options
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=positive_int, metavar="N", help="CPU threads of torch (default: its choice)")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1, or auto: a GPU if there is one (default)")
 
 
 def add_lengths(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from traformer.commands.arguments import add_lengths, joined, positive_int
+from traformer.commands.arguments import add_device, add_lengths, add_threads, joined, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps",
         help='checkpoints by step: 500, or 100,200, or "all" (default: the newest); several show when heads form',
     )
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default auto)")
-    parser.add_argument("--threads", type=positive_int, help="threads of torch on the CPU")
+    add_device(parser)
+    add_threads(parser)
     parser.add_argument(
         "--out", metavar="DIR", help="where diagnosis.json and the plots go (default: the first run's folder)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from traformer.commands.arguments import add_lengths, joined, positive_int
+from traformer.commands.arguments import add_device, add_lengths, add_threads, joined, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="whose test stream (default: the run's seed)")
     parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")
     parser.add_argument("--batch-tokens", type=positive_int, help="tokens at once, if memory allows (default: chosen)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default auto)")
-    parser.add_argument("--threads", type=positive_int, help="threads of torch on the CPU")
+    add_device(parser)
+    add_threads(parser)
     parser.add_argument("--again", action="store_true", help="measure again what results.json already has")
     parser.add_argument(
         "--overlap",

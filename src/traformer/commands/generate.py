@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from traformer.commands.arguments import positive_int
+from traformer.commands.arguments import add_device, add_threads, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,27 +23,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, help="draw among the likeliest that make up this share only")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
     parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default auto)")
+    add_device(parser)
+    add_threads(parser)
 
 
 def main(args: argparse.Namespace) -> int:
-    from traformer.evaluation.generate import Sampling, generate_from_run
+    from traformer.devices import set_threads
+    from traformer.evaluation.generate import Sampling, generate_text
+    from traformer.models.from_run import load_run
+    from traformer.terminal import say
 
+    set_threads(args.threads)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.seed)
-    if args.prompt != "-":
-        print(prompt, end="", flush=True)  # the line then reads as a whole
-    result = generate_from_run(
-        args.run,
-        prompt,
-        device=args.device,
-        step=args.step,
-        max_new_tokens=args.max_new_tokens,
-        sampling=sampling,
-        on_text=lambda text: print(text, end="", flush=True),
-    )
-    print()
+    model, task, _, _ = load_run(args.run, device=args.device, step=args.step)
+    waiting = [] if args.prompt == "-" else [prompt]  # printed with the first token, so that the line reads as a whole
+
+    def on_text(text: str) -> None:
+        while waiting:
+            print(waiting.pop(), end="")
+        print(text, end="", flush=True)
+
+    result = generate_text(model, task, prompt, max_new_tokens=args.max_new_tokens, sampling=sampling, on_text=on_text)
+    on_text("\n")
     if result.ended_by == "interrupted":
-        print(f"tra: interrupted after {len(result.ids)} tokens", file=sys.stderr)
+        say(f"tra: interrupted after {len(result.ids)} tokens")
         return 130
     return 0

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 
-from traformer.commands.arguments import key_value, positive_int
+from traformer.commands.arguments import key_value, options_once, positive_int
+from traformer.errors import InputError
 from traformer.terminal import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", help="a task's name (see `tra list tasks`)")
-    parser.add_argument("--length", type=positive_int, help="the task's length")
-    parser.add_argument("--task-option", type=key_value, action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--length", type=positive_int, help="longest length, in the task's own unit")
+    parser.add_argument(
+        "--task-option",
+        type=key_value,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the task; `tra list --options TASK` has them; repeatable",
+    )
     parser.add_argument("--examples", type=positive_int, default=3, help="how many (default 3)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the examples (default 0)")
     parser.add_argument("--start", type=int, default=0, help="index of the first example (default 0)")
 
 
@@ -22,9 +30,12 @@ def main(args: argparse.Namespace) -> None:
 
     from traformer.tasks import build_task, length_setting
 
-    options = dict(args.task_option)
+    options = options_once("--task-option", args.task_option)
     if args.length is not None:
-        options[length_setting(args.task)] = args.length
+        name = length_setting(args.task)
+        if name in options:
+            raise InputError(f"--length and --task-option {name} set the same; give one of them")
+        options[name] = args.length
     if args.task == "text" and not options.get("data"):
         from traformer.data.corpus import DEFAULT_NOTE
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from traformer.commands.arguments import joined, positive_int
+from traformer.commands.arguments import add_device, add_threads, joined, positive_int
 from traformer.commands.watching import ShownWatcher
 
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split, such as sparse; repeatable")
     parser.add_argument("--out", metavar="DIR", help="where the table and plot go (default: stretch in the first RUN)")
     parser.add_argument("--seed", type=int, help="whose test stream (default: the first run's seed)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or auto (default auto)")
-    parser.add_argument("--threads", type=positive_int, help="threads of torch on the CPU")
+    add_device(parser)
+    add_threads(parser)
     parser.add_argument("--again", action="store_true", help="measure again what stretch.json already has")
 
 

@@ -1,88 +1,76 @@
-"""`tra train`: flags to a RunConfig, and the run. A flag left out takes the config file's value, or the default."""
+"""`tra train`: flags to a RunConfig, and the run. A flag left out takes the config file's value, or the default.
+
+The flags and their help come from RunConfig's fields; added here are only those that stand for several settings.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from traformer.commands.arguments import key_value, positive_int
+from traformer.commands.arguments import key_value, options_once, positive_int
 from traformer.errors import InputError
 from traformer.experiments.configs import read_config
 from traformer.methods import resolve_method
-from traformer.runs.config import DTYPES, RunConfig
+from traformer.runs.config import RunConfig, setting_of
 from traformer.terminal import say
 
-# flag -> the TraformerConfig field it overrides
-_MODEL_FLAGS = {
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "width": "hidden_size",
+# flag: the settings of TraformerConfig it sets, and its help
+_MODEL_FLAGS: dict[str, tuple[tuple[str, ...], str]] = {
+    "layers": (("num_hidden_layers",), "decoder blocks, in place of the preset's"),
+    "heads": (("num_attention_heads",), "attention heads per block, in place of the preset's"),
+    "kv_heads": (("num_key_value_heads",), "heads of keys and values, fewer than --heads (default: as many)"),
+    "width": (("hidden_size",), "size of the hidden states, in place of the preset's"),
+    "dropout": (("attention_dropout", "hidden_dropout"), "share of values dropped, everywhere (presets: 0.01)"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    default = RunConfig()
-    parser.set_defaults(**dict.fromkeys(("dropout", "length", *_MODEL_FLAGS)))
-
-    run = parser.add_argument_group("the run folder")
-    run.add_argument("--out", metavar="DIR", help="where it goes (default: runs/TASK-ATTENTION-seedN)")
-    run.add_argument("--config", metavar="FILE", help="a config.yaml or text-small|laptop|paper; flags beside it win")
-    again = run.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint of --out")
-    again.add_argument("--overwrite", action="store_true", help="delete the run that is in --out and start again")
-
-    # argparse.SUPPRESS: what was not given does not appear, so that a config file or a resumed run can speak.
-    def setting(group: Any, name: str, kind: Any, help_text: str, **more: Any) -> None:
-        shown = getattr(default, name)
-        group.add_argument(
-            "--" + name.replace("_", "-"),
-            type=kind,
-            default=argparse.SUPPRESS,
-            help=help_text + (f" (default {shown})" if shown not in (None, {}) else ""),
-            **more,
-        )
-
-    task = parser.add_argument_group("the task")
-    setting(task, "task", str, "see `tra list tasks`")
-    task.add_argument("--length", type=positive_int, help="the longest training length, in the task's unit")
-    task.add_argument("--task-option", type=key_value, action="append", default=[], metavar="NAME=VALUE")
-
-    model = parser.add_argument_group("the model")
-    setting(model, "attention", str, "see `tra list attentions`")
-    model.add_argument("--attention-option", type=key_value, action="append", default=[], metavar="NAME=VALUE")
-    setting(model, "preset", str, "see `tra list presets`")
-    for flag in _MODEL_FLAGS:
-        model.add_argument(f"--{flag.replace('_', '-')}", type=positive_int, help=f"in place of the preset's {flag}")
-    model.add_argument("--dropout", type=float, help="all dropouts, in place of the preset's")
-    model.add_argument("--model-option", type=key_value, action="append", default=[], metavar="NAME=VALUE")
-
-    optimise = parser.add_argument_group("the optimisation")
-    setting(optimise, "steps", positive_int, "optimizer steps")
-    setting(optimise, "batch_size", positive_int, "examples a step, over all processes")
-    setting(optimise, "accumulate", positive_int, "micro-batches a step: less memory, the same gradient")
-    setting(optimise, "lr", float, "peak learning rate of AdamW")
-    setting(optimise, "warmup", float, "share of the steps in which lr rises; then it falls along a cosine")
-    setting(optimise, "min_lr", float, "where the cosine ends")
-    setting(optimise, "weight_decay", float, "of AdamW")
-    setting(optimise, "beta1", float, "of AdamW")
-    setting(optimise, "beta2", float, "of AdamW")
-    setting(optimise, "clip", float, "largest gradient norm")
-    setting(optimise, "seed", int, "of the weights, the examples and the dropout")
-    setting(optimise, "dtype", str, "bfloat16 computes under autocast", choices=DTYPES)
-
-    machine = parser.add_argument_group("the machine")
-    setting(machine, "device", str, "cpu, cuda, cuda:1 or auto")
-    setting(machine, "threads", positive_int, "threads of torch on the CPU")
-    machine.add_argument(
-        "--parallel", choices=("ddp", "fsdp"), help="under torchrun or accelerate launch: how to share (default ddp)"
+    run = parser.add_argument_group("run folder")
+    run.add_argument("--out", metavar="DIR", help="where the run goes (default: runs/TASK-ATTENTION-seedN)")
+    run.add_argument(
+        "--config", metavar="FILE", help="a config.yaml, or text-small, text-laptop or text-paper; flags override it"
     )
-    setting(machine, "log_every", positive_int, "steps between lines of metrics.jsonl")
-    setting(machine, "save_every", positive_int, "steps between checkpoints")
-    setting(machine, "keep", positive_int, "checkpoints kept")
-    machine.add_argument(
-        "--tensorboard", action="store_true", default=argparse.SUPPRESS, help="also write TensorBoard files"
+    again = run.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="continue the run in --out from its newest checkpoint")
+    again.add_argument("--overwrite", action="store_true", help="delete the run in --out and start again")
+    fields = dataclasses.fields(RunConfig)
+    titles = dict.fromkeys(setting_of(item).group for item in fields)
+    groups = {title: parser.add_argument_group(title) for title in titles}
+    for item in fields:
+        _add_setting(groups[setting_of(item).group], item)
+    groups["task"].add_argument("--length", type=positive_int, help="longest training length, in the task's own unit")
+    for flag, (_, text) in _MODEL_FLAGS.items():
+        kind: Callable[[str], float] = float if flag == "dropout" else positive_int
+        groups["model"].add_argument(f"--{flag.replace('_', '-')}", type=kind, metavar="N", help=text)
+    groups["machine and logging"].add_argument(
+        "--parallel", choices=("ddp", "fsdp"), help="how processes of torchrun share the work (default ddp)"
+    )
+
+
+def _add_setting(group: Any, item: dataclasses.Field[Any]) -> None:
+    """The flag of one field. What is not given does not appear, so that a config file or a resumed run decides."""
+    about, kind = setting_of(item), str(item.type).split(" | ")[0].split("[")[0]
+    flag = "--" + item.name.replace("_", "-")
+    if kind == "dict":
+        text = f"{about.help}; repeatable"
+        flag = flag.removesuffix("s")
+        group.add_argument(flag, type=key_value, action="append", default=[], metavar="NAME=VALUE", help=text)
+        return
+    shown = about.unless_given if item.default is None else item.default
+    if kind == "bool":
+        group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=about.help)
+        return
+    types: dict[str, Callable[[str], object]] = {"int": positive_int if about.least == 1 else int, "float": float}
+    group.add_argument(
+        flag,
+        type=types.get(kind, str),
+        default=argparse.SUPPRESS,
+        metavar=None if about.choices else {"int": "N", "float": "X"}.get(kind, "NAME"),
+        choices=about.choices or None,
+        help=f"{about.help} (default {shown})",
     )
 
 
@@ -128,26 +116,21 @@ def resumed_config(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Run
 
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were named on the command line, in RunConfig's names."""
-    names = RunConfig().to_dict()
+    names = {item.name for item in dataclasses.fields(RunConfig)}
     given = {name: value for name, value in vars(args).items() if name in names}
-    task_options, model_options = dict(args.task_option), dict(args.model_option)
+    options = {name: options_once(f"--{name.replace('_', '-')}", getattr(args, name)) for name in _OPTIONS}
     if args.length is not None:
-        task_options[_LENGTH] = args.length
-    for flag, field in _MODEL_FLAGS.items():
-        if getattr(args, flag) is not None:
-            model_options[field] = getattr(args, flag)
-    if args.dropout is not None:
-        model_options.update(attention_dropout=args.dropout, hidden_dropout=args.dropout)
-    for name, options in (
-        ("task_options", task_options),
-        ("attention_options", dict(args.attention_option)),
-        ("model_options", model_options),
-    ):
-        if options:
-            given[name] = options
-    return given
+        options["task_option"][_LENGTH] = args.length
+    for flag, (settings, _) in _MODEL_FLAGS.items():
+        value = getattr(args, flag)
+        for name in settings if value is not None else ():
+            if name in options["model_option"]:
+                raise InputError(f"--{flag.replace('_', '-')} and --model-option {name} set the same; give one of them")
+            options["model_option"][name] = value
+    return {**given, **{f"{name}s": chosen for name, chosen in options.items() if chosen}}
 
 
+_OPTIONS = ("task_option", "attention_option", "model_option")
 _LENGTH = "--length"  # stands for the task's own length setting until the task is known
 
 
@@ -161,5 +144,8 @@ def _merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     if _LENGTH in merged["task_options"]:
         from traformer.tasks import length_setting
 
-        merged["task_options"][length_setting(merged.get("task", RunConfig.task))] = merged["task_options"].pop(_LENGTH)
+        name = length_setting(merged.get("task", RunConfig.task))
+        if name in given["task_options"]:
+            raise InputError(f"--length and --task-option {name} set the same; give one of them")
+        merged["task_options"][name] = merged["task_options"].pop(_LENGTH)
     return merged

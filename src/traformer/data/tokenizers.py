@@ -212,13 +212,19 @@ def _trained_bpe(size: int, training_text: Sequence[Source] | None) -> TextToken
             )
         tokenizer.save(str(folder / "tokenizer.json"))
 
-    folder = cached_folder(cache_folder() / "tokenizers" / key, build, f"tokenizer bpe:{size}")
-    try:
-        loaded = _from_path(folder)
-    except InputError as error:
-        raise RunError(f"{error}; the cache is damaged: delete that folder, and it is made anew") from None
+    folder = cached_folder(cache_folder() / "tokenizers" / key, build, f"tokenizer bpe:{size}", _is_readable)
+    loaded = _from_path(folder)
     loaded.label = f"bpe:{size}"
     return loaded
+
+
+def _is_readable(folder: Path) -> bool:
+    """Whether a cached tokenizer is whole; a damaged one is made again."""
+    try:
+        _from_path(folder)
+    except InputError:
+        return False
+    return True
 
 
 def _texts(sources: Sequence[Source]) -> Iterator[str]:

@@ -34,6 +34,7 @@ from traformer.errors import InputError
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
 from traformer.methods import resolve_method
+from traformer.models import memory
 from traformer.models.from_run import load_run
 from traformer.ops.eager import content_scores
 from traformer.runs.checkpoint import all_checkpoints
@@ -91,7 +92,10 @@ def diagnose_run(
             raise InputError(
                 f"attention {config.attention!r} weighs no keys, so there is nothing to diagnose in {path}"
             )
-        for split in _first_splits(task.test_splits(lengths)):
+        splits = _first_splits(task.test_splits(lengths))
+        for split in splits:
+            _check_memory(model, split)
+        for split in splits:
             watcher.say(f"{path}: step {step}, length {split.length}")
             totals = measure(model, split, examples, queries, Task.test_seed(config.seed))
             common = {
@@ -108,6 +112,18 @@ def diagnose_run(
             rows += [{**common, **row} for row in _rows(totals, task.sequence_length)]
     _mark_reading_head(rows)
     return rows
+
+
+def _check_memory(model: Any, split: Split) -> None:
+    """Whole attention maps are looked at: weights, scores and two of their like on the way, [H, T, T] each."""
+    length = split.task.sequence_length
+    maps = 4 * memory.FLOAT * model.config.num_attention_heads * length * length
+    memory.check_fits(
+        memory.memory_need(model.config, length, training=False).total(1) + maps,
+        memory.available_memory(model.device),
+        f"diagnosing a sequence of {length} tokens, whose attention maps are looked at whole,",
+        "leave that length out of --lengths",
+    )
 
 
 def _steps(path: str | Path, steps: str | None) -> Sequence[int | None]:

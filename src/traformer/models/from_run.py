@@ -60,7 +60,7 @@ def load_run(
     from torch import nn
 
     from traformer.devices import choose_device
-    from traformer.models import TraformerConfig, TraformerForCausalLM
+    from traformer.models import TraformerForCausalLM
 
     folder = RunFolder.open(path)
     config = folder.read_config()
@@ -68,10 +68,25 @@ def load_run(
     task = build_task(config.task, config.task_options)
     task.use_files(folder.path)
     task.check_files(folder.path)
-    model = TraformerForCausalLM(TraformerConfig.from_pretrained(str(found.path)))
+    model = TraformerForCausalLM(check_same_model(build_model_config(config, task), found.path, config))
     load_weights(model, found.path)
     nn.Module.to(model, choose_device(device))
     return model.eval(), task, config, found.step
+
+
+def check_same_model(expected: TraformerConfig, folder: Path, config: RunConfig) -> TraformerConfig:
+    """A checkpoint's model config; another model than the run's is refused, since weights of one may fit another."""
+    from traformer.models import PRESETS, TraformerConfig
+
+    found = TraformerConfig.from_pretrained(str(folder))
+    for name in ("attention", "attention_options", "vocab_size", *PRESETS[config.preset], *config.model_options):
+        here, wanted = getattr(found, name, None), getattr(expected, name, None)
+        if here != wanted:
+            raise RunError(
+                f"{folder} has {name} = {here!r}, but the run's config.yaml says {wanted!r}: it is a checkpoint of "
+                "another run; remove it"
+            )
+    return found
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:

@@ -74,7 +74,17 @@ def available_memory(device: Any = None) -> int:
                 available = min(available, int(text) - int(used.read()))
     except (OSError, ValueError):
         pass
-    return max(0, available)
+    return max(0, min(available, _below_own_limit()))
+
+
+def _below_own_limit() -> int:
+    """Bytes that this process may still take under its own limit (ulimit -v); a great many where there is none."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return 1 << 62
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return 1 << 62 if limit == resource.RLIM_INFINITY else limit - psutil.Process().memory_info().vms
 
 
 def check_fits(need: int, available: int, what: str, remedy: str, reserve: float = RESERVE) -> None:

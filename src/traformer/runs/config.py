@@ -1,4 +1,7 @@
-"""RunConfig: everything needed to repeat a run, as a dataclass and as `config.yaml`. Loads without torch."""
+"""RunConfig: everything needed to repeat a run, as a dataclass and as `config.yaml`. Loads without torch.
+
+A setting is one line here: its default, what it means, its limits. `tra train` makes its flags and their help from it.
+"""
 
 from __future__ import annotations
 
@@ -15,59 +18,110 @@ from traformer.errors import InputError, RunError, unknown_name
 
 # Sections of config.yaml that describe where a run was made; they are records, not settings.
 RECORDS = ("versions", "environment")
-# Settings that may differ when a run is resumed, because they do not change what is computed (or only its rounding).
-CHANGEABLE = frozenset({"save_every", "keep", "threads", "device", "accumulate", "tensorboard"})
-DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a field of RunConfig means, where it appears in `tra train --help`, and which values it takes."""
+
+    group: str
+    help: str
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    choices: tuple[str, ...] = ()
+    unless_given: str = ""  # what None stands for
+    changeable: bool = False  # may differ when a run is resumed: it does not change what is computed, or only rounding
+
+    def fault(self, value: Any) -> str | None:
+        """What is wrong with a value of the right type, or None."""
+        limits = [
+            (self.least, value is not None and self.least is not None and value < self.least, "at least"),
+            (self.above, value is not None and self.above is not None and value <= self.above, "above"),
+            (self.most, value is not None and self.most is not None and value > self.most, "at most"),
+            (self.below, value is not None and self.below is not None and value >= self.below, "below"),
+        ]
+        if not any(broken for _, broken, _ in limits):
+            return None
+        wanted = " and ".join(f"{word} {limit:g}" for limit, _, word in limits if limit is not None)
+        return f"it must be {wanted}" + (f", or left out for {self.unless_given}" if self.unless_given else "")
+
+
+def _setting(default: Any, group: str, help: str, **more: Any) -> Any:
+    return field(default=default, metadata=_about(group, help, **more))
+
+
+def _about(group: str, help: str, **more: Any) -> dict[str, Setting]:
+    return {"setting": Setting(group, help, **more)}
+
+
+_TASK, _MODEL, _OPTIMISATION, _MACHINE = "task", "model", "optimisation", "machine and logging"
 
 
 @dataclass(frozen=True)
 class RunConfig:
     """The settings of one training run."""
 
-    task: str = "flip_flop"
-    task_options: dict[str, Any] = field(default_factory=dict)
-    attention: str = "tra"
-    attention_options: dict[str, Any] = field(default_factory=dict)
-    preset: str = "mini"
-    model_options: dict[str, Any] = field(default_factory=dict)  # override the preset, in TraformerConfig's names
-    steps: int = 2000
-    batch_size: int = 64  # examples a step, over all processes and accumulation
-    accumulate: int = 1  # micro-batches a step: less memory, the same gradient to rounding
-    lr: float = 1e-4  # the peak, reached after the warm-up
-    warmup: float = 0.05  # share of the steps in which lr rises linearly; afterwards a cosine falls to min_lr
-    min_lr: float = 0.0
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    clip: float | None = None  # largest gradient norm, None: gradients are left as they are
-    seed: int = 0
-    dtype: str = "float32"  # "bfloat16": autocast; weights and optimizer stay float32
-    log_every: int = 50
-    save_every: int = 500
-    keep: int = 2  # checkpoints kept, the newest ones
-    threads: int | None = None  # of torch on the CPU, None: torch's own choice
-    device: str = "auto"
-    tensorboard: bool = False
+    task: str = _setting("flip_flop", _TASK, "what to learn; `tra list tasks` has the names")
+    task_options: dict[str, Any] = field(
+        default_factory=dict, metadata=_about(_TASK, "an option of the task; `tra list --options TASK` has them")
+    )
+    attention: str = _setting("tra", _MODEL, "the attention method; `tra list attentions` has the names")
+    attention_options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_about(_MODEL, "an option of the attention; `tra list --options ATTENTION` has them"),
+    )
+    preset: str = _setting("mini", _MODEL, "the model's size; `tra list presets` has the names")
+    model_options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=_about(
+            _MODEL, "a setting of TraformerConfig in place of the preset's; `tra list --options model` has them"
+        ),
+    )
+    steps: int = _setting(2000, _OPTIMISATION, "optimizer steps", least=1)
+    batch_size: int = _setting(64, _OPTIMISATION, "examples per step, over all processes", least=1)
+    accumulate: int = _setting(
+        1, _OPTIMISATION, "micro-batches per step: less memory, the same gradient to rounding", least=1, changeable=True
+    )
+    lr: float = _setting(1e-4, _OPTIMISATION, "peak learning rate of AdamW", above=0)
+    warmup: float = _setting(
+        0.05, _OPTIMISATION, "share of the steps in which lr rises; afterwards it falls along a cosine", least=0, most=1
+    )
+    min_lr: float = _setting(0.0, _OPTIMISATION, "learning rate at the end of the cosine", least=0)
+    weight_decay: float = _setting(0.01, _OPTIMISATION, "weight decay of AdamW", least=0)
+    beta1: float = _setting(0.9, _OPTIMISATION, "decay of AdamW's mean of gradients", least=0, below=1)
+    beta2: float = _setting(0.999, _OPTIMISATION, "decay of AdamW's mean of squared gradients", least=0, below=1)
+    clip: float | None = _setting(None, _OPTIMISATION, "largest gradient norm", above=0, unless_given="no clipping")
+    seed: int = _setting(0, _OPTIMISATION, "seed of the weights, examples and dropout", least=0, below=2**31)
+    dtype: str = _setting(
+        "float32",
+        _OPTIMISATION,
+        "what the model computes in; bfloat16 is autocast, weights and optimizer stay float32",
+        choices=("float32", "bfloat16"),
+    )
+    log_every: int = _setting(50, _MACHINE, "steps between lines of metrics.jsonl", least=1)
+    save_every: int = _setting(500, _MACHINE, "steps between checkpoints", least=1, changeable=True)
+    keep: int = _setting(2, _MACHINE, "newest checkpoints that are kept", least=1, changeable=True)
+    threads: int | None = _setting(
+        None, _MACHINE, "CPU threads of torch", least=1, unless_given="torch's own choice", changeable=True
+    )
+    device: str = _setting("auto", _MACHINE, "cpu, cuda, cuda:1, or auto: a GPU if there is one", changeable=True)
+    tensorboard: bool = _setting(False, _MACHINE, "also write TensorBoard files", changeable=True)
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
-            object.__setattr__(self, item.name, _checked(item.name, str(item.type), getattr(self, item.name)))
-        for name in ("steps", "batch_size", "accumulate", "log_every", "save_every", "keep"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give a whole number above zero")
-        for name, low, high in (
-            ("lr", 0.0, math.inf), ("warmup", 0.0, 1.0), ("min_lr", 0.0, self.lr), ("weight_decay", 0.0, math.inf),
-            ("beta1", 0.0, 1.0), ("beta2", 0.0, 1.0), ("clip", 0.0, math.inf), ("threads", 1, math.inf),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise InputError(f"{name} is {value}; it must lie between {low:g} and {high:g}")
-        if not 0 <= self.seed < 2**31:
-            raise InputError(f"seed is {self.seed}; it must lie between 0 and 2**31 - 1")
+            value = _checked(item.name, str(item.type), getattr(self, item.name))
+            object.__setattr__(self, item.name, value)
+            about = setting_of(item)
+            if about.choices and value not in about.choices:
+                raise unknown_name(item.name, value, about.choices)
+            if fault := about.fault(value):
+                raise InputError(f"{item.name} is {value}; {fault}")
+        if self.min_lr > self.lr:
+            raise InputError(f"min_lr is {self.min_lr}; it must be at most lr, which is {self.lr:g}")
         if self.batch_size % self.accumulate:
             raise InputError(f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}")
-        if self.dtype not in DTYPES:
-            raise unknown_name("dtype", self.dtype, DTYPES)
         if self.task == "text":
             from traformer.tasks import task_class
 
@@ -94,14 +148,20 @@ class RunConfig:
     def for_resume(self, given: Mapping[str, Any], folder: Path) -> RunConfig:
         """This config with the changeable settings of `given`; a setting that would make it another run is refused."""
         wanted = self.replace(**given)  # checked and spelled out as this one is
-        for name in given:
-            stored, value = getattr(self, name), getattr(wanted, name)
-            if name not in CHANGEABLE and value != stored:
+        for item in dataclasses.fields(self):
+            stored, value = getattr(self, item.name), getattr(wanted, item.name)
+            if not setting_of(item).changeable and value != stored:
                 raise RunError(
-                    f"{folder} was started with {name} = {stored!r}, not {value!r}; leave it out,"
+                    f"{folder} was started with {item.name} = {stored!r}, not {value!r}; leave it out,"
                     " or train into another folder"
                 )
         return wanted
+
+
+def setting_of(item: dataclasses.Field[Any]) -> Setting:
+    """What a field of RunConfig means."""
+    about: Setting = item.metadata["setting"]
+    return about
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -144,4 +204,13 @@ def _checked(name: str, kind: str, value: Any) -> Any:
             return dict(_plain(value))
     except (TypeError, ValueError, OverflowError):
         pass
-    raise InputError(f"{name} is {value!r}; it must be of type {base.split('[')[0]}")
+    raise InputError(f"{name} is {value!r}; it must be {_KINDS[base.split('[')[0]]}")
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a finite number",
+    "bool": "true or false",
+    "str": "text",
+    "dict": "settings of the form name: value",
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +16,7 @@ import yaml
 from traformer.errors import RunError
 from traformer.runs.config import RunConfig
 from traformer.storage import Locked, lock, make_folder, write_atomically
+from traformer.terminal import warn
 
 
 class RunFolder:
@@ -79,25 +80,30 @@ class RunFolder:
                 ) from None
             yield
 
-    # metrics.jsonl: one line a log step; `clock` holds what differs from one execution to the next
+    # metrics.jsonl: one line per log step; `clock` holds what differs from one execution to the next
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines; a last line that a kill tore is left out."""
-        rows: list[dict[str, Any]] = []
-        if self.metrics_file.exists():
-            for line in self.metrics_file.read_text(encoding="utf-8").splitlines():
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError:
-                    break
-        return rows
+        """All whole lines. A last line that a kill tore, and damaged ones, are left out: a log never blocks a run."""
+        return [row for row in map(_metrics_row, self._metrics_lines()) if row is not None]
 
-    def cut_metrics(self, step: int) -> list[dict[str, Any]]:
-        """Drop the lines after `step`, which a resumed run will write again."""
+    def cut_metrics(self, step: int, warn: Callable[[str], None] = warn) -> list[dict[str, Any]]:
+        """Drop the lines after `step`, which a resumed run will write again; a damaged file is kept beside it."""
+        lines = self._metrics_lines()
+        damaged = sum(_metrics_row(line) is None for line in lines[:-1])  # a torn last line is what a kill leaves
+        if damaged:
+            aside = self.metrics_file.with_name("metrics.damaged.jsonl")
+            shutil.copyfile(self.metrics_file, aside)
+            warn(f"{self.metrics_file} has {damaged} damaged lines; they are left out, and {aside.name} keeps the file")
         rows = [row for row in self.read_metrics() if row["step"] <= step]
         if self.metrics_file.exists():
             write_atomically(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
         return rows
+
+    def _metrics_lines(self) -> list[str]:
+        try:
+            return self.metrics_file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
 
     # results.json: a list of rows
 
@@ -108,13 +114,28 @@ class RunFolder:
             rows = json.loads(self.results_file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunError(f"{self.results_file} cannot be read as JSON; delete it and evaluate again") from error
-        if not isinstance(rows, list):
-            raise RunError(f"{self.results_file} is not a list of rows; delete it and evaluate again")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _RESULT for row in rows):
+            raise RunError(
+                f"{self.results_file} is not a list of rows as `tra eval` writes them; delete it and evaluate again"
+            )
         return rows
 
     def write_results(self, rows: list[dict[str, Any]]) -> None:
         lines = ",\n  ".join(json.dumps(row) for row in rows)
         write_atomically(self.results_file, f"[\n  {lines}\n]\n" if rows else "[]\n")
+
+
+_RESULT = {"split", "length", "metric", "value", "examples", "seed", "step"}  # what every row of results.json has
+
+
+def _metrics_row(line: str) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, or None if it is not one."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    numbers = isinstance(row, dict) and all(type(row.get(name)) in (int, float) for name in ("step", "loss"))
+    return row if numbers else None
 
 
 def versions() -> dict[str, str]:

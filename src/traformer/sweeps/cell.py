@@ -11,15 +11,18 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from traformer.errors import RunError, TraformerError
+from traformer.errors import InputError, RunError, TraformerError
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.tasks import build_task
+
+RESERVED = ("cells", "logs")  # folders of the sweep itself
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,27 @@ class Cell:
     def commands(self, folder: str | Path) -> list[str]:
         """What a person types to make the same numbers by hand."""
         return [train_command(self.config, folder), eval_command(folder, self.lengths, self.examples)]
+
+
+def check_names(cells: Sequence[Cell]) -> None:
+    """Refuse names that are no folders of their own below the sweep's: "../x", "/x", "a" twice, "a" and "a/b"."""
+    taken: set[tuple[str, ...]] = set()
+    for cell in cells:
+        parts = PurePosixPath(cell.name).parts if isinstance(cell.name, str) else ()
+        if not parts or "/".join(parts) != cell.name or ".." in parts or parts[0] in ("/", *RESERVED):
+            raise InputError(
+                f"a cell of the sweep is named {cell.name!r}; give the name of a folder below the sweep's, "
+                f"such as tra-seed0, other than {' and '.join(RESERVED)}"
+            )
+        if parts in taken:
+            raise InputError(f"two cells of the sweep are named {cell.name!r}; give each its own name")
+        taken.add(parts)
+    for parts in taken:
+        for end in range(1, len(parts)):
+            if parts[:end] in taken:
+                raise InputError(
+                    f"cell {'/'.join(parts)!r} lies in the folder of cell {'/'.join(parts[:end])!r}; rename one"
+                )
 
 
 def is_trained(cell: Cell, folder: RunFolder) -> bool:

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traformer.errors import InputError, Stopped, TraformerError
+from traformer.errors import Stopped, TraformerError
 from traformer.runs.folder import RunFolder
-from traformer.storage import write_atomically
-from traformer.sweeps.cell import Cell, is_done
+from traformer.storage import make_folder, write_atomically
+from traformer.sweeps.cell import Cell, check_names, is_done
 
 PROCESS_MEMORY = 700 * 2**20  # of a process that has loaded torch and transformers
 KILLED_RETRIES = 3  # a cell whose process was killed goes on this many times within one sweep
@@ -79,9 +79,7 @@ def plan(cells: Sequence[Cell], out: str | Path) -> list[CellState]:
     from traformer.models.memory import memory_need
     from traformer.tasks import build_task
 
-    names = [cell.name for cell in cells]
-    if len(set(names)) != len(names):
-        raise InputError(f"two cells of the sweep are named {next(n for n in names if names.count(n) > 1)!r}")
+    check_names(cells)
     states = []
     for cell in cells:
         folder = RunFolder(Path(out) / cell.name)
@@ -119,9 +117,9 @@ def run_sweep(
 
     view = view or SweepView()
     out = Path(out)
-    for name in ("cells", "logs"):
-        (out / name).mkdir(parents=True, exist_ok=True)
     states = plan(cells, out)
+    for name in ("cells", "logs"):
+        make_folder(out / name)
     for state in states:
         view.changed(state)
     jobs = jobs or default_jobs(cells)

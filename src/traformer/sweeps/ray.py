@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from traformer.errors import InputError, RunError, TraformerError
+from traformer.storage import make_folder
 from traformer.sweeps.cell import Cell, run_cell
 from traformer.sweeps.local import KILLED_RETRIES, CellState, SweepView, plan, stopped
 
@@ -32,8 +33,8 @@ def run_ray_sweep(
 
     view = view or SweepView()
     out = Path(out).absolute()
-    out.mkdir(parents=True, exist_ok=True)
     states = plan(cells, out)
+    make_folder(out)
     for state in states:
         view.changed(state)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

@@ -66,7 +66,10 @@ class Text(Task):
         places = [places] if isinstance(places, str) else places
         if not isinstance(places, (list, tuple)) or not all(isinstance(place, str) for place in places):
             return dict(options)  # refused when the task is built
-        return {**options, "data": list(resolve(places))}
+        stored = {**options, "data": list(resolve(places))}
+        if "tokenizer" in options:
+            stored["tokenizer"] = _absolute(options["tokenizer"])
+        return stored
 
     # The text -------------------------------------------------------------------------------------------------
 
@@ -198,6 +201,14 @@ class Text(Task):
 
             return escape(text)
         return text
+
+
+def _absolute(tokenizer: Any) -> Any:
+    """A tokenizer's folder as an absolute path; names such as bytes and gpt2 as they are."""
+    if not isinstance(tokenizer, str) or tokenizer in ("", "bytes"):
+        return tokenizer
+    path = Path(tokenizer).expanduser()
+    return str(path.absolute()) if path.exists() else tokenizer
 
 
 def window_starts(tokens: int, length: int, key: int, start: int, count: int) -> NDArray[np.int64]:

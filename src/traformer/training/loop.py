@@ -19,11 +19,11 @@ from torch import nn
 from traformer.devices import flush_denormals, set_threads
 from traformer.errors import InputError, RunError, Stopped
 from traformer.models import memory
-from traformer.models.from_run import build_model, build_model_config, load_weights
+from traformer.models.from_run import build_model, build_model_config, check_same_model, load_weights
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
-from traformer.storage import full_reason, remove_leftovers
+from traformer.storage import check_folder, full_reason, remove_leftovers
 from traformer.tasks import Task, build_task
 from traformer.training.loss import AnswerLoss, seed_step
 from traformer.training.optimizer import (
@@ -91,6 +91,7 @@ def _prepare(
     stack: ExitStack, folder: RunFolder, config: RunConfig, group: Parallel, resume: bool, overwrite: bool
 ) -> None:
     """In the main process: refuse or clear, lock, and write config.yaml of a new run."""
+    check_folder(folder.path)
     if not resume and not overwrite and not folder.is_free():
         raise RunError(
             f"{folder.path} exists; give --resume to go on with it, --overwrite to replace it, or another --out"
@@ -160,6 +161,7 @@ class _Run:
         self.model = build_model(config, self.task)
         checkpoint = group.on_main(self._choose_checkpoint)
         if checkpoint is not None:
+            check_same_model(self.model.config, checkpoint.path, config)
             load_weights(self.model, checkpoint.path)
             self.counters = Counters(**checkpoint.state())
             self.saved_step = self.counters.step
@@ -186,7 +188,7 @@ class _Run:
         checkpoints.set_aside_after(self.folder.checkpoints, step)
         checkpoints.rotate(self.folder.checkpoints, self.config.keep)
         if self.folder.metrics_file.exists():
-            self.folder.cut_metrics(step)
+            self.folder.cut_metrics(step, warn)
         if checkpoint:
             self.progress.say(f"resuming from {checkpoint.path}")
         return checkpoint

@@ -1,0 +1,56 @@
+"""Every command that takes a run, with every kind of run: a method, a named configuration, text."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+KINDS = ("tra", "tra_plus", "rope", "text")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eval_and_report(kind, runs, tra):
+    done = tra("eval", kind, "--lengths", "16", "32", "--examples", "2", "--threads", "1")
+    assert done.status == 0, done.err
+    assert f"{kind}/results.json" in done.out and ("perplexity" if kind == "text" else "exact match") in done.out
+    rows = json.loads((runs / kind / "results.json").read_text())
+    assert {row["attention"] for row in rows} == {"tra" if kind == "text" else kind}
+    done = tra("report", kind)
+    assert done.status == 0, done.err
+    assert (runs / kind / "report.html").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stretch(kind, runs, tra):
+    done = tra("stretch", kind, "--lengths", "16,32", "--examples", "1", "--threads", "1", "--out", "stretched")
+    if kind == "text":
+        assert done.status == 2 and done.err.count("\n") == 1 and "text" in done.err
+    else:
+        assert done.status == 0, done.err
+        assert (runs / "stretched" / "stretch.json").exists() and "how far it stretches" in done.out
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_diagnose(kind, runs, tra):
+    done = tra("diagnose", kind, "--lengths", "16", "--examples", "1", "--queries", "2", "--threads", "1")
+    if kind == "text":
+        assert done.status == 2 and "names no source" in done.err
+    else:
+        assert done.status == 0, done.err
+        assert (runs / kind / "diagnosis.json").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_generate(kind, runs, tra):
+    prompt = "line" if kind == "text" else "w 1 i 0"
+    done = tra("generate", kind, "--prompt", prompt, "--max-new-tokens", "3", "--threads", "1")
+    assert done.status == 0, done.err
+    assert done.out.startswith(prompt) and len(done.out) > len(prompt) + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume(kind, runs, tra):
+    done = tra("train", "--resume", "--out", kind)
+    assert done.status == 0, done.err
+    assert "already complete at step 2" in done.err
