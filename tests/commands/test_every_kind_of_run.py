@@ -38,7 +38,7 @@ def test_diagnose(kind, runs, tra):
         assert done.status == 2 and "names no source" in done.err
     else:
         assert done.status == 0, done.err
-        assert (runs / kind / "diagnosis.json").exists()
+        assert (runs / kind / "diagnosis" / "diagnosis.json").exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)

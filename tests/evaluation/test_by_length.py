@@ -9,7 +9,9 @@ from torch import nn
 from tests.training.tiny import tiny_config
 from traformer.errors import InputError, RunError
 from traformer.evaluation import by_length
-from traformer.evaluation.by_length import evaluate_run, measure
+from traformer.evaluation.by_length import measure
+from traformer.evaluation.evaluate import evaluate_run
+from traformer.evaluation.watcher import Watcher
 from traformer.runs.folder import RunFolder
 from traformer.tasks import FlipFlop, Induction, Instructions
 from traformer.training.loop import train
@@ -68,28 +70,15 @@ def test_rows_hold_what_a_table_needs(run):
     rows = evaluate_run(run, "12,24", 20, device="cpu")
     assert len(rows) == 2 * 3 * 3  # lengths x splits x metrics
     first = rows[0]
-    assert {
-        "task",
-        "split",
-        "length",
-        "metric",
-        "value",
-        "low",
-        "high",
-        "examples",
-        "seed",
-        "attention",
-        "step",
-    } <= set(first)
-    assert (first["task"], first["attention"], first["step"], first["examples"]) == ("flip_flop", "tra", 4, 20)
-    assert {row["split"] for row in rows} == {"iid", "sparse", "dense"}
-    assert {row["metric"] for row in rows} == {"exact_match", "token_accuracy", "error_per_read"}
+    assert (first.task, first.attention, first.step, first.examples) == ("flip_flop", "tra", 4, 20)
+    assert {row.split for row in rows} == {"iid", "sparse", "dense"}
+    assert {row.metric for row in rows} == {"exact_match", "token_accuracy", "error_per_read"}
     for row in rows:
-        assert 0 <= row["low"] <= row["value"] <= row["high"] <= 1
-    errors = {(r["split"], r["length"]): r["value"] for r in rows if r["metric"] == "error_per_read"}
+        assert 0 <= row.low <= row.value <= row.high <= 1
+    errors = {(r.split, r.length): r.value for r in rows if r.metric == "error_per_read"}
     for row in rows:
-        if row["metric"] == "token_accuracy":
-            assert errors[row["split"], row["length"]] == pytest.approx(1 - row["value"])
+        if row.metric == "token_accuracy":
+            assert errors[row.split, row.length] == pytest.approx(1 - row.value)
 
 
 def test_batch_size_changes_nothing(run):
@@ -109,8 +98,8 @@ def test_what_is_measured_is_not_measured_again(run, monkeypatch):
     assert evaluate_run(run, "16", 10, device="cpu", again=True) == before and len(calls) == 6
     # Another number of examples replaces the rows, so that a length never stands there twice.
     evaluate_run(run, "16", 12, device="cpu")
-    rows = [r for r in RunFolder(run).read_results() if r["length"] == 16]
-    assert len(rows) == 9 and {row["examples"] for row in rows} == {12}
+    rows = [r for r in RunFolder(run).results.read() if r.length == 16]
+    assert len(rows) == 9 and {row.examples for row in rows} == {12}
 
 
 def test_a_killed_evaluation_keeps_its_splits(run, monkeypatch):
@@ -124,7 +113,7 @@ def test_a_killed_evaluation_keeps_its_splits(run, monkeypatch):
     monkeypatch.setattr(by_length, "measure", killed)
     with pytest.raises(KeyboardInterrupt):
         evaluate_run(run, "20", 10, device="cpu")
-    done = {row["split"] for row in RunFolder(run).read_results() if row["length"] == 20}
+    done = {row.split for row in RunFolder(run).results.read() if row.length == 20}
     assert done == {"iid", "sparse"}
 
 
@@ -138,7 +127,7 @@ def test_overlap_with_training_is_counted(tmp_path):
     config = tiny_config(task_options={"length": 4}, steps=10)  # so short that examples recur
     train(config, tmp_path / "run", quiet=True)
     rows = evaluate_run(tmp_path / "run", "4,8", 50, device="cpu")
-    seen = {(r["split"], r["length"]): r["seen_in_training"] for r in rows if r["metric"] == "exact_match"}
+    seen = {(r.split, r.length): r.seen_in_training for r in rows if r.metric == "exact_match"}
     assert seen["iid", 4] == 1.0 and seen["iid", 8] == 0.0
 
 
@@ -146,8 +135,8 @@ def test_chance_stands_beside_induction(tmp_path):
     config = tiny_config(task="induction", task_options={"max_length": 6}, steps=2)
     train(config, tmp_path / "run", quiet=True)
     rows = evaluate_run(tmp_path / "run", "6", 10, device="cpu")
-    row = next(row for row in rows if row["metric"] == "exact_match")
-    assert row["chance"] == pytest.approx(Induction(max_length=6, min_length=6).chance())
+    row = next(row for row in rows if row.metric == "exact_match")
+    assert row.chance == pytest.approx(Induction(max_length=6, min_length=6).chance())
 
 
 def test_damaged_run_and_missing_step(run, tmp_path):
@@ -157,10 +146,14 @@ def test_damaged_run_and_missing_step(run, tmp_path):
 
     shutil.copytree(run, tmp_path / "copy")
     (tmp_path / "copy" / "checkpoints" / "step-4" / "state.json").unlink()
-    with (
-        pytest.warns(UserWarning, match="state.json is missing"),
-        pytest.raises(RunError, match="no undamaged checkpoint"),
-    ):
-        from traformer.models.from_run import load_run
+    with pytest.raises(RunError, match="no undamaged checkpoint"):
+        evaluate_run(tmp_path / "copy", "12", 5, device="cpu")
+    told: list[str] = []
 
-        load_run(tmp_path / "copy")
+    class Listener(Watcher):
+        def say(self, text: str) -> None:
+            told.append(text)
+
+    with pytest.raises(RunError, match="no undamaged checkpoint"):
+        evaluate_run(tmp_path / "copy", "12", 5, device="cpu", watcher=Listener())
+    assert "state.json is missing" in told[0]

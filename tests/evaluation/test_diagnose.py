@@ -10,7 +10,8 @@ import torch
 
 from traformer.cli import main
 from traformer.errors import InputError, RunError
-from traformer.evaluation.diagnose import _add_lifted, _add_residue, _HeadTotals, diagnose_run, measure, summary
+from traformer.evaluation.diagnose import _add_lifted, _add_residue, _HeadTotals, diagnose_run, measure
+from traformer.evaluation.heads import chosen_heads, head_of, head_summaries
 from traformer.models import TraformerConfig, TraformerForCausalLM
 from traformer.tasks import Copy, FlipFlop, Induction
 from traformer.tasks.base import Split
@@ -98,23 +99,35 @@ def runs(tmp_path_factory):
     return folders
 
 
-def test_rows_and_summary(runs):
-    rows = diagnose_run(runs[1], "16,64", examples=3, queries=4)
-    heads = [row for row in rows if row["kind"] == "head"]
-    assert {(row["length"], row["layer"], row["head"]) for row in heads} == {
+def test_measurements_and_summary(runs):
+    found = diagnose_run(runs[1], "16,64", examples=3, queries=4)
+    residue = [one for one in found if one.metric == "residue"]
+    assert {(one.length, *head_of(one)) for one in residue} == {
         (length, layer, head) for length in (16, 64) for layer in (0, 1) for head in (0, 1)
     }
-    reading = {(row["layer"], row["head"]) for row in heads if row["reads"]}
-    assert len(reading) == 1  # one head, the same at all lengths
-    best = max((row for row in heads if row["length"] == 16), key=lambda row: row["source"])
-    assert reading == {(best["layer"], best["head"])}
-    beyond = [row for row in rows if row["kind"] == "distance" and row["from"] >= 16]
-    assert beyond and not any(row["in_trained_range"] for row in beyond)
-    short = summary(rows)
-    assert [row["length"] for row in short] == [16, 64]
-    pairs = sum(row["pairs"] for row in heads if row["length"] == 64)
-    lifted = sum(row["pairs"] * row["lifted"] for row in heads if row["length"] == 64)
-    assert short[1]["lifted"] == pytest.approx(lifted / pairs)
+    reading, marking = chosen_heads(found)
+    best = max((one for one in found if one.metric == "source_weight" and one.length == 16), key=lambda one: one.value)
+    assert reading == head_of(best) and marking[0] <= reading[0]
+    beyond = [one for one in found if one.metric == "lifted_by_distance" and one.at["distance"] >= 16]
+    assert beyond and all(one.length == 64 and one.protocol["train_tokens"] == 16 for one in beyond)
+    short = head_summaries(found)
+    assert [row.length for row in short] == [16, 64] and {row.reading_head for row in short} == {reading}
+    of_heads = [one for one in found if one.metric == "lifted_pairs" and one.length == 64 and one.at]
+    pairs = sum(one.counted for one in of_heads)
+    lifted = sum(one.counted * one.value for one in of_heads)
+    assert short[1].lifted_pairs == pytest.approx(lifted / pairs)
+
+
+def test_what_is_measured_is_not_measured_again(runs, monkeypatch):
+    first = diagnose_run(runs[0], "16", examples=2, queries=3)
+    monkeypatch.setattr("traformer.evaluation.diagnose.measure", lambda *rest: pytest.fail("tried"))
+    assert diagnose_run(runs[0], "16", examples=2, queries=3) == first
+
+
+def test_a_length_beyond_memory_is_said_before_anything_is_measured(runs, monkeypatch):
+    monkeypatch.setattr("traformer.evaluation.diagnose.measure", lambda *rest: pytest.fail("tried"))
+    with pytest.raises(InputError, match=r"diagnosing a sequence of 1048576 tokens, .* leave that length out"):
+        diagnose_run(runs[0], "16,1m")
 
 
 def test_command(runs, tmp_path, capsys):
@@ -124,8 +137,8 @@ def test_command(runs, tmp_path, capsys):
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "alibi" in printed and "residue" in printed
-    found = json.loads((out / "diagnosis.json").read_text())
-    assert {row["attention"] for row in found["summary"]} == {"tra", "alibi"}
+    rows = json.loads((out / "diagnosis.json").read_text())
+    assert {(row["run"], row["attention"]) for row in rows} == {(tra, "tra"), (alibi, "alibi")}
     for name in ("residue.png", "upweighting.png"):
         assert (out / name).read_bytes()[:4] == b"\x89PNG"
     assert main(["diagnose", lstm]) == 2
@@ -185,10 +198,8 @@ def test_several_steps_show_when_heads_form(runs, tmp_path, capsys):
     )
     assert "marking head" in capsys.readouterr().out
     assert (out / "formation.png").read_bytes()[:4] == b"\x89PNG"
-    found = json.loads((out / "diagnosis.json").read_text())
-    assert [(row["attention"], row["step"]) for row in found["summary"]] == [
-        ("tra", 2), ("tra", 4), ("alibi", 2), ("alibi", 4)
-    ]  # fmt: skip
-    for run in (tra, alibi):  # one reading head, followed through the steps
-        assert len({row["reading_head"] for row in found["summary"] if row["run"] == run}) == 1
-    assert {row["decay"] is None for row in found["summary"] if row["attention"] == "alibi"} == {True}
+    for run, attention in ((tra, "tra"), (alibi, "alibi")):
+        rows = head_summaries(diagnose_run(run, "16", examples=2, steps="all"))
+        assert [(row.attention, row.step) for row in rows] == [(attention, 2), (attention, 4)]
+        assert len({row.reading_head for row in rows}) == 1  # followed through the steps
+        assert {row.gate_decay is None for row in rows} == {attention == "alibi"}

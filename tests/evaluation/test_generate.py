@@ -8,7 +8,7 @@ import torch
 from tests.training.tiny import tiny_config
 from traformer.cli import main
 from traformer.errors import InputError
-from traformer.evaluation.generate import Generation, Sampling, end_id, generate_from_run, generate_text
+from traformer.evaluation.generate import Generation, Sampling, generate_from_run, generate_text
 from traformer.models import TraformerConfig, TraformerForCausalLM
 from traformer.tasks import Copy, FlipFlop
 from traformer.training.loop import train
@@ -28,7 +28,7 @@ def random_model(vocab_size: int, attention: str = "tra") -> TraformerForCausalL
 class Bytes:
     """A stand-in for the text task: a token is a byte, so most characters beyond ASCII take several."""
 
-    name, vocab_size, pad_id, token_names = "bytes", 256, None, ()
+    name, vocab_size, pad_id, token_names, end_id = "bytes", 256, None, (), None
 
     def encode(self, text):
         return list(text.encode())
@@ -68,7 +68,7 @@ def test_characters_of_several_bytes_come_whole(monkeypatch):
 def test_the_end_token_ends_it():
     task = Copy(max_length=4)
     model = random_model(task.vocab_size)
-    end = end_id(task)
+    end = task.end_id
     assert task.token_names[end] == "<eos>"
     with torch.no_grad():  # a model that always says it
         model.lm_head.weight.zero_()

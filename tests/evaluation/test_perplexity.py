@@ -69,7 +69,7 @@ def test_equals_the_plain_formula(folder, model, monkeypatch, window, stride, ba
                 by_place[place].append(losses[place - 1].item())
     assert measured.scored == 299
     assert measured.loss == pytest.approx(total / 299, rel=1e-9)
-    for first, last, value in measured.by_position():
+    for first, last, value, _ in measured.by_position():
         found = [loss for place in range(int(first), int(last) + 1) for loss in by_place[place]]
         assert value == pytest.approx(sum(found) / len(found), rel=1e-9)
 
@@ -117,9 +117,13 @@ def test_tra_eval_of_a_text_run(folder: Path, tmp_path: Path, capsys: pytest.Cap
     loss = math.log(value[64, "perplexity"])
     assert value[64, "bits_per_byte"] == pytest.approx(loss / math.log(2))
     assert value[64, "word_perplexity"] == pytest.approx(math.exp(loss * len(held_out) / (200 + 1)))
+    by_place = [row for row in rows if row["metric"] == "loss_by_place"]
+    for length in (32, 64):
+        assert sum(row["counted"] for row in by_place if row["length"] == length) == len(held_out) - 1
     for row in rows:
-        assert row["low"] <= row["value"] <= row["high"] and row["counted"] == len(held_out) - 1
         assert row["protocol"]["stride"] == row["length"] - 1
+        if row not in by_place:
+            assert row["low"] <= row["value"] <= row["high"] and row["counted"] == len(held_out) - 1
 
     # Measured again only when asked; a stride is another measurement beside it.
     assert main(["eval", str(run), "--lengths", "32,64", "--stride", "8", "--threads", "1"]) == 0
@@ -132,8 +136,9 @@ def test_tra_eval_of_a_text_run(folder: Path, tmp_path: Path, capsys: pytest.Cap
     assert "split all" in capsys.readouterr().out
     assert main(["report", str(run), "--out", str(tmp_path / "page")]) == 0
     page = (tmp_path / "page" / "report.html").read_text()
-    assert "bits per byte, validation" in page and "protocol: " in page and "<h1>Perplexity by window</h1>" in page
-    assert "trained at window 32: bits" in capsys.readouterr().out
+    assert "Text validation: bits per byte" in page and "protocol: " in page and "<h1>Perplexity by window</h1>" in page
+    assert "Text validation: loss by place in the window" in page
+    assert "Text, trained to 32: bits per byte" in capsys.readouterr().out
     markdown = (tmp_path / "page" / "report.md").read_text()
     commands = [line for line in markdown.splitlines() if line.startswith("tra eval")]
     assert [line.partition("--examples 256")[2] for line in commands] == [

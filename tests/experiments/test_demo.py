@@ -18,7 +18,7 @@ def test_tra_stays_right_on_flip_flop_at_eight_times_the_length_for_every_seed(t
     assert [state.status for state in states] == ["done"] * 4, [state.message for state in states]
     worst = 1.0
     for state in states:
-        rows = [row for row in state.folder.read_results() if row["metric"] == "exact_match"]
+        rows = [row.to_row() for row in state.folder.results.read() if row.metric == "exact_match"]
         longest = max(row["length"] for row in rows)
         assert longest == 8 * rows[0]["train_length"]
         found = {row["split"]: row["value"] for row in rows if row["length"] == longest}

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.reports.made import measurement
 from traformer.experiments import what_works
 from traformer.experiments.protocol import (
     FAILS,
@@ -160,11 +161,10 @@ def test_table_and_summary_from_run_folders(tmp_path):
     for number, cell in enumerate(declared.table_cells("copy", ARM, 2e-3)):
         folder = RunFolder(tmp_path / cell.name)
         folder.write_config(cell.config, {})
-        base = {"split": "test", "length": 12, "examples": 64, "chance": 0.5}
-        folder.write_results(
+        folder.results.write(
             [
-                {**base, "metric": "exact_match", "value": (32 + number) / 64},
-                {**base, "metric": "token_accuracy", "value": 1.0},
+                measurement(folder.read_config(), 12, (32 + number) / 64, split="test", chance=0.5),
+                measurement(folder.read_config(), 12, 1.0, "token_accuracy", split="test", chance=0.5),
             ]
         )
     assert declared.table(tmp_path) == {("a", PLACE): Counts((32, 33), (64, 64), 0.5)}

@@ -74,18 +74,3 @@ def test_metrics_are_cut_back_and_a_torn_line_is_dropped(tmp_path):
     assert [row["step"] for row in folder.read_metrics()] == [10, 20, 30]
     folder.cut_metrics(20)
     assert folder.metrics_file.read_text() == "\n".join(lines[:2]) + "\n"
-
-
-def test_results_that_are_no_rows(tmp_path):
-    folder = started(tmp_path / "run")
-    assert folder.read_results() == []
-    folder.write_results([])
-    assert folder.read_results() == []
-    row = {"split": "iid", "length": 12, "metric": "exact_match", "examples": 4, "seed": 0, "step": 2}
-    rows = [{**row, "value": 0.1}, {**row, "value": 1e-300}]
-    folder.write_results(rows)
-    assert folder.read_results() == rows
-    for text in ("{}", "[1", "", "[1]", '[{"value": 0.1}]'):
-        folder.results_file.write_text(text)
-        with pytest.raises(RunError, match=r"results\.json"):
-            folder.read_results()

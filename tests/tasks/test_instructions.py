@@ -122,7 +122,7 @@ def test_ids_do_not_depend_on_which_instructions_are_used() -> None:
 def test_splits_group_by_instruction() -> None:
     splits = Instructions().test_splits()
     assert [s.length for s in splits] == ["0-50"] + [f"{50 * k + 1}-{50 * k + 50}" for k in range(1, 10)]
-    for split in (splits[1], Instructions().training_split()):
+    for split in splits[:2]:
         assert split.group is not None
         batch = split.task.examples(0, 0, 20)
         assert split.group(batch) == [split.task.decode(ids).split()[1] for ids in batch.input_ids]

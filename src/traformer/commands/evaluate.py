@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     from traformer.commands.watching import ShownWatcher
     from traformer.devices import set_threads
-    from traformer.evaluation.by_length import evaluate_run
+    from traformer.evaluation.evaluate import evaluate_run
     from traformer.evaluation.table import results_table
     from traformer.terminal import show
 
@@ -60,13 +60,12 @@ def main(args: argparse.Namespace) -> None:
             data=args.data,
         )
     first = rows[0]
-    title = (
-        f"{args.run}: {first['task']}, {first['attention']}, trained to {first['train_length']}, step {first['step']}"
-    )
+    title = f"{args.run}: {first.task}, {first.attention}, trained to {first.train_length}, step {first.step}"
     show(results_table(rows, title))
-    if "protocol" in first:
-        from traformer.evaluation.perplexity import position_text, protocol_text
+    if first.protocol:
+        from traformer.evaluation.perplexity import position_text
+        from traformer.evaluation.protocols import protocol_text
 
-        print(protocol_text(first["protocol"]))
+        print(protocol_text(first.protocol))
         print(position_text(rows))
     print(f"written to {args.run}/results.json; a page from it: tra report {args.run}")

@@ -6,9 +6,13 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from traformer.commands.arguments import add_device, add_threads, joined, positive_int
 from traformer.commands.watching import ShownWatcher
+
+if TYPE_CHECKING:
+    from traformer.runs.measurements import Measurement
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths", nargs="+", metavar="N", required=True, help="such as 1k,4k,16k,128k,1m, with blanks or commas"
     )
-    parser.add_argument("--examples", type=positive_int, default=10, help="sequences a length and split (default 10)")
+    parser.add_argument("--examples", type=positive_int, default=10, help="sequences per length and split (default 10)")
     parser.add_argument(
         "--time-limit",
         type=positive_int,
@@ -30,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="whose test stream (default: the first run's seed)")
     add_device(parser)
     add_threads(parser)
-    parser.add_argument("--again", action="store_true", help="measure again what stretch.json already has")
+    parser.add_argument("--again", action="store_true", help="measure again what the runs' results.json already have")
 
 
 def main(args: argparse.Namespace) -> None:
     from traformer.devices import set_threads
-    from traformer.evaluation.stretch import read_rows, stretch
+    from traformer.evaluation.stretch import stretch
     from traformer.storage import check_folder
     from traformer.terminal import say
 
@@ -48,7 +52,6 @@ def main(args: argparse.Namespace) -> None:
                 args.runs,
                 joined(args.lengths) or "",
                 args.examples,
-                out=folder,
                 chunk=args.chunk,
                 time_limit=args.time_limit,
                 splits=args.split,
@@ -58,25 +61,29 @@ def main(args: argparse.Namespace) -> None:
                 watcher=watcher,
             )
     except KeyboardInterrupt:
-        if read_rows(folder / "stretch.json"):
+        if stretched(args.runs):
             say("tra: interrupted; this was measured before:")
             show_measured(folder, args.runs)
         raise
     show_measured(folder, args.runs)
 
 
+def stretched(runs: list[str]) -> dict[str, list[Measurement]]:
+    """What the runs' stores hold, earlier calls' measurements included."""
+    from traformer.runs.folder import RunFolder
+
+    found = {run: [one for one in RunFolder(run).results.read() if one.study == "stretch"] for run in runs}
+    return {run: measured for run, measured in found.items() if measured}
+
+
 def show_measured(folder: Path, runs: list[str]) -> None:
-    """Print the rows that the file holds of these runs, earlier calls' included, and draw them."""
-    from traformer.evaluation.stretch import read_rows
-    from traformer.reports.stretch import plot_stretch, stretch_markdown, stretch_table
+    """Print what was measured, and draw it."""
+    from traformer.reports.stretch import stretch_table, write_stretch
     from traformer.runs.folder import versions
-    from traformer.storage import write_atomically
+    from traformer.storage import make_folder
     from traformer.terminal import show
 
-    rows = [row for row in read_rows(folder / "stretch.json") if row["run"] in runs]
-    rows.sort(key=lambda row: (row["split"], row["size"], runs.index(row["run"])))
-    show(stretch_table(rows), width=170)
-    command = "tra " + shlex.join(sys.argv[1:])
-    write_atomically(folder / "stretch.md", stretch_markdown(rows, command, versions()))
-    plot = plot_stretch(rows, folder)
-    print(f"written to {folder}: stretch.json, stretch.md, {plot.name}")
+    measured = stretched(runs)
+    show(stretch_table(measured), width=170)
+    written = write_stretch(measured, make_folder(folder), "tra " + shlex.join(sys.argv[1:]), versions())
+    print(f"written to {folder}: {', '.join(file.name for file in written)}")

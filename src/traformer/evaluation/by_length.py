@@ -1,10 +1,8 @@
-"""Exact match, token accuracy and error per read by split and length, into the run's results.json."""
+"""Exact match, token accuracy and whatever else a task reports of its answers, by split and length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -12,83 +10,48 @@ from torch import nn
 from traformer.devices import flush_denormals
 from traformer.errors import InputError
 from traformer.evaluation.batches import batch_sizes
+from traformer.evaluation.opened import EvaluationOptions, OpenedRun
 from traformer.evaluation.watcher import Watcher
-from traformer.models.from_run import load_run
-from traformer.runs.config import RunConfig
-from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import Job, Measurement, Request, as_length, measure_missing
 from traformer.tasks.base import Batch, Split, Task
-from traformer.tasks.metrics import Proportion, Scores, Tally, score
+from traformer.tasks.metrics import Scores, Tally, score
 from traformer.tasks.overlaps import overlap
-from traformer.tasks.text import Text
 from traformer.training.loss import answer_logits
 
-Row = dict[str, Any]
 # Counting the test examples that training has shown means drawing all of training again; done by itself up to this.
 OVERLAP_TOKENS = 20_000_000
 
 
-def evaluate_run(
-    path: str | Path,
-    lengths: str | Iterable[int | str] | None = None,
-    examples: int = 256,
-    *,
-    seed: int | None = None,
-    step: int | None = None,
-    batch_tokens: int | None = None,
-    device: str = "auto",
-    count_overlap: bool | None = None,
-    again: bool = False,
-    watcher: Watcher | None = None,
-    **text_options: Any,
-) -> list[Row]:
-    """Measure a run's model and write results.json after every split, so that an interrupted evaluation goes on.
+def evaluate_answers(run: OpenedRun, options: EvaluationOptions, watcher: Watcher) -> list[Measurement]:
+    """Measure a run on its task's test splits."""
+    for name in options.evaluator_options:
+        raise InputError(f"{name} is for text runs; leave it out for {run.config.task}")
+    seed = run.config.seed if options.seed is None else options.seed
+    splits = run.task.test_splits(options.lengths)
+    sizes = batch_sizes(run.model.config, splits, options.examples, options.batch_tokens, run.device)
 
-    What was measured before with the same examples is not measured again unless `again` is set. Test examples come
-    from the test stream of `seed`, by default the run's own. `count_overlap`: tell how many test examples training has
-    shown; None does so where that is quick. A text run is measured by perplexity; `text_options` (stride, split, data)
-    are for it alone.
-    """
-    if examples < 1:
-        raise InputError(f"examples is {examples}; give a whole number above zero")
-    watcher = watcher or Watcher()
-    folder = RunFolder.open(path)
-    model, task, config, step = load_run(path, device=device, step=step, warn=watcher.say)
-    if isinstance(task, Text):
-        if seed is not None or count_overlap:
-            raise InputError("seed and overlap do not apply to text, which is read as it stands; leave them out")
-        from traformer.evaluation.perplexity import evaluate_text
+    def request(split: Split) -> Request:
+        return Request(split.name, as_length(split.length), run.step, options.examples, seed)
 
-        return evaluate_text(
-            folder, model, task, config, step, lengths, examples,
-            batch_tokens=batch_tokens, again=again, watcher=watcher, **text_options,
-        )  # fmt: skip
-    for name, value in text_options.items():
-        if value is not None:
-            raise InputError(f"{name} is for text runs; leave it out for {config.task}")
-    seed = config.seed if seed is None else seed
-    splits = task.test_splits(lengths)
-    sizes = batch_sizes(model.config, splits, examples, batch_tokens, next(model.parameters()).device)
+    def measure_split(job: Job[Split]) -> Sequence[Measurement]:
+        split = job.subject
+        tallies = measure(run.model, split, options.examples, Task.test_seed(seed), sizes[split], watcher.advance)
+        shared = _overlap(run, split, seed, options)
+        made = []
+        for group, tally in tallies.items():
+            for one in run.answer_measurements(job.request, split, tally, group):
+                made.append(one.replace(seen_in_training=shared) if one.metric == "exact_match" else one)
+        return made
 
-    stored = [] if again else folder.read_results()
-    wanted: list[Row] = []
-    missing: list[Split] = []
-    for split in splits:
-        found = [
-            row for row in stored if _is_of(row, split, step) and (row["examples"], row["seed"]) == (examples, seed)
-        ]
-        wanted += found
-        if not found:
-            missing.append(split)
-    watcher.start(sum(examples * split.task.sequence_length for split in missing))
-    for split in missing:
-        tallies = measure(model, split, examples, Task.test_seed(seed), sizes[split], watcher.advance)
-        shared = _overlap(config, task, split, seed, examples, step, count_overlap)
-        rows = list(_rows(config, task, split, tallies, examples, seed, step, shared))
-        stored = [row for row in stored if not _is_of(row, split, step)] + rows
-        wanted += rows
-        folder.write_results(stored)
-    order = {(split.name, _length(split)): place for place, split in enumerate(splits)}
-    return sorted(wanted, key=lambda row: order[row["split"].split("/")[0], row["length"]])
+    found = measure_missing(
+        [Job(request(split), run.folder.results, split) for split in splits],
+        measure_split,
+        again=options.again,
+        on_missing=lambda missing: watcher.start(
+            sum(options.examples * split.task.sequence_length for split in missing)
+        ),
+    )
+    return [one for _, measured in found for one in measured]
 
 
 @flush_denormals()
@@ -125,56 +88,11 @@ def predictions(model: nn.Module, batch: Batch) -> torch.Tensor:
     return predicted
 
 
-def _rows(
-    config: RunConfig, task: Task, split: Split, tallies: dict[str, Tally], examples: int, seed: int, step: int,
-    shared: float | None,
-) -> Iterable[Row]:  # fmt: skip
-    for label, tally in tallies.items():
-        metrics: dict[str, Proportion] = {
-            "exact_match": tally.exact_match(),
-            "token_accuracy": tally.token_accuracy(),
-        }
-        if config.task == "flip_flop":
-            metrics["error_per_read"] = tally.error_per_answer()
-        for metric, share in metrics.items():
-            row = {
-                "task": config.task,
-                "split": f"{split.name}/{label}" if label else split.name,
-                "length": _length(split),
-                "metric": metric,
-                "value": share.value,
-                "low": share.low,
-                "high": share.high,
-                "examples": examples,
-                "counted": share.count,
-                "seed": seed,
-                "attention": config.attention,
-                "step": step,
-                "train_length": task.length_range[1],
-            }
-            chance = split.task.chance(metric) if metric != "error_per_read" and not label else None
-            yield {
-                **row,
-                **({"chance": chance} if chance is not None else {}),
-                **({"seen_in_training": shared} if shared is not None and metric == "exact_match" else {}),
-            }
-
-
-def _length(split: Split) -> int | str:
-    """A number where all sequences have that length, else a range such as "51-100"."""
-    return int(split.length) if split.length.isdigit() else split.length
-
-
-def _is_of(row: Row, split: Split, step: int) -> bool:
-    return row["split"].split("/")[0] == split.name and row["length"] == _length(split) and row["step"] == step
-
-
-def _overlap(
-    config: RunConfig, task: Task, split: Split, seed: int, examples: int, step: int, wanted: bool | None
-) -> float | None:
-    shown = step * config.batch_size
-    if wanted is False or (wanted is None and shown * task.sequence_length > OVERLAP_TOKENS):
+def _overlap(run: OpenedRun, split: Split, seed: int, options: EvaluationOptions) -> float | None:
+    shown = run.step * run.config.batch_size
+    wanted = options.count_overlap
+    if wanted is False or (wanted is None and shown * run.task.sequence_length > OVERLAP_TOKENS):
         return None
-    if seed != config.seed:  # the count is defined for the run's own pair of streams
+    if seed != run.config.seed:  # the count is defined for the run's own pair of streams
         return None
-    return overlap(task, split.task, seed, examples, shown).share
+    return overlap(run.task, split.task, seed, options.examples, shown).share

@@ -110,7 +110,7 @@ def generate_text(
         raise InputError(f"the prompt is empty; give at least one token of {task.name}")
     sampling = sampling or Sampling()
     inputs = torch.tensor([prompt_ids], device=model.device)
-    end = end_id(task)
+    end = task.end_id
     collector = _Collector(task, prompt_ids, on_text)
     if sampling.temperature > 0:
         torch.manual_seed(sampling.seed)
@@ -139,11 +139,3 @@ def generate_from_run(
 
     model, task, _, _ = load_run(run, device=device, step=step)
     return generate_text(model, task, prompt, **kwargs)
-
-
-def end_id(task: Task) -> int | None:
-    """The token that ends a sequence of the task, if it has one."""
-    tokenizer = getattr(task, "text_tokenizer", None)
-    if tokenizer is not None:
-        return tokenizer.end_id
-    return task.token_names.index("<eos>") if "<eos>" in task.token_names else None

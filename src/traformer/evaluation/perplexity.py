@@ -1,19 +1,19 @@
-"""Perplexity of a text run by window: how well the next token is told when the context is that long.
+"""Perplexity of a text run by window: how well the next token is predicted with a context of that length.
 
-A window of T tokens gives every token but its first a probability. Windows stand so that every token of the text but
-the very first is scored exactly once: with the default stride T - 1 they overlap in one token, which is scored by the
-window it ends; with a smaller stride only a window's last `stride` tokens are scored, each with at least T - stride
-tokens of context. Memory does not grow with the text, and with the window only by the trunk's activations.
+A window of T tokens gives every token but its first a probability. Windows are placed so that every token of the
+text but the very first is scored exactly once: with the default stride T - 1 they overlap in one token, which is scored
+by the window it ends; with a smaller stride only a window's last `stride` tokens are scored, each with at least
+T - stride tokens of context. Memory does not grow with the text, and with the window only by the trunk's activations.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -22,17 +22,16 @@ from numpy.typing import NDArray
 from traformer.devices import flush_denormals
 from traformer.errors import InputError
 from traformer.evaluation.batches import batch_sizes
+from traformer.evaluation.opened import EvaluationOptions, OpenedRun
 from traformer.evaluation.watcher import Watcher
 from traformer.models.loss import token_losses
-from traformer.runs.config import RunConfig
-from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import Job, Measurement, Request, measure_missing
 from traformer.tasks.base import Split, length_label
 from traformer.tasks.text import TOKENIZER_FOLDER, Text
 
 if TYPE_CHECKING:
     from traformer.data import TokenizedText
 
-Row = dict[str, Any]
 EXAMPLE_TOKENS = 8192  # of text that one of `--examples` stands for, the same text at every window
 BLOCK = 1024  # tokens of text that are taken together for the interval, since neighbours are not independent
 CONFIDENT = 1.959964  # standard errors of a 95 % interval
@@ -80,15 +79,15 @@ class Measured:
         error = math.sqrt(float((rest**2).sum()) * blocks / (blocks - 1)) / total
         return self.loss - CONFIDENT * error, self.loss + CONFIDENT * error
 
-    def by_position(self) -> list[list[float]]:
-        """[first place, last place, mean loss] over ranges that double: places 1, 2-3, 4-7, ... of the window."""
+    def by_position(self) -> list[tuple[int, int, float, int]]:
+        """(first place, last place, mean loss, tokens) over places of the window in ranges that double: 1, 2-3, ..."""
         found = []
         first = 1
         while first < self.window:
             last = min(2 * first, self.window) - 1
             part = slice(first, last + 1)
             if count := self.position_count[part].sum():
-                found.append([first, last, float(self.position_loss[part].sum() / count)])
+                found.append((first, last, float(self.position_loss[part].sum() / count), int(count)))
             first *= 2
         return found
 
@@ -167,55 +166,46 @@ def check_stride(window: int, stride: int | None) -> int:
     return stride
 
 
-def evaluate_text(
-    folder: RunFolder,
-    model: Any,
-    task: Text,
-    config: RunConfig,
-    step: int,
-    lengths: str | Iterable[int | str] | None = None,
-    examples: int = 256,
-    *,
-    stride: int | None = None,
-    split: str | None = None,
-    data: str | None = None,
-    batch_tokens: int | None = None,
-    again: bool = False,
-    watcher: Watcher | None = None,
-) -> list[Row]:
-    """Perplexity of a run at every window, written to results.json after each, so that it can be interrupted."""
-    watcher = watcher or Watcher()
-    task = other_data(task, folder.path, data)
-    check_vocabulary(model, task, folder.path)
+def evaluate_text(run: OpenedRun, options: EvaluationOptions, watcher: Watcher) -> list[Measurement]:
+    """Perplexity of a text run at every window."""
+    if options.seed is not None or options.count_overlap:
+        raise InputError("seed and overlap do not apply to text, which is read in order; leave them out")
+    own = cast(Text, run.task)  # the one task whose evaluator this is
+    stride, split, data = (options.evaluator_options.get(name) for name in ("stride", "split", "data"))
+    task = other_data(own, run.folder.path, data)
+    check_vocabulary(run.model, task, run.folder.path)
     split = split or default_split(task, data)
     text = task.open(split)
-    # What is measured in another way has another name, so that it never stands in one line of a plot with the rest.
+    # What is measured in another way has another name, so that it is never drawn as one line with the rest.
     name = " ".join([*([Path(data).name] if data else []), split, *([f"stride {stride}"] if stride else [])])
-    splits = [Split(name, str(high), task.at_length(low, high)) for low, high in wanted_lengths(task, lengths, text)]
-    tokens = min(len(text), examples * EXAMPLE_TOKENS)
-    for one in splits:
-        one.task.check_window(text, split)  # type: ignore[attr-defined]
-        check_stride(one.size, stride)
-    sizes = batch_sizes(model.config, splits, examples, batch_tokens, next(model.parameters()).device)
-    stored = folder.read_results()
-    wanted: list[Row] = []
-    reads = {
-        one: sum(w.stop - w.start for w in windows(tokens, one.size, check_stride(one.size, stride))) for one in splits
-    }
-    watcher.start(sum(reads.values()))
-    for one in splits:
+    lengths = wanted_lengths(task, options.lengths, text)
+    splits = [Split(name, str(high), task.at_length(low, high)) for low, high in lengths]
+    tokens = min(len(text), options.examples * EXAMPLE_TOKENS)
+    for low, high in lengths:
+        task.at_length(low, high).check_window(text, split)
+        check_stride(high, stride)
+    sizes = batch_sizes(run.model.config, splits, options.examples, options.batch_tokens, run.device)
+
+    def request(one: Split) -> Request:
         protocol = describe(task, text, split, one.size, check_stride(one.size, stride), tokens)
-        found = [row for row in stored if is_of(row, one, step, protocol) and row["examples"] == examples]
-        if found and not again:
-            wanted += found
-            watcher.advance(one, reads[one])
-            continue
-        measured = measure_perplexity(model, text, one.size, stride, tokens, sizes[one], partial(watcher.advance, one))
-        rows = list(result_rows(measured, text, config, one, examples, step, task.length, protocol))
-        stored = [row for row in stored if not is_of(row, one, step, protocol)] + rows
-        wanted += rows
-        folder.write_results(stored)
-    return wanted
+        return Request(name, one.size, run.step, options.examples, run.config.seed, protocol=protocol)
+
+    def measure_window(job: Job[Split]) -> Sequence[Measurement]:
+        one = job.subject
+        advance = partial(watcher.advance, one)
+        measured = measure_perplexity(run.model, text, one.size, stride, tokens, sizes[one], advance)
+        return list(window_measurements(run, job.request, measured, text))
+
+    def tokens_read(one: Split) -> int:
+        return sum(w.stop - w.start for w in windows(tokens, one.size, check_stride(one.size, stride)))
+
+    found = measure_missing(
+        [Job(request(one), run.folder.results, one) for one in splits],
+        measure_window,
+        again=options.again,
+        on_missing=lambda missing: watcher.start(sum(map(tokens_read, missing))),
+    )
+    return [one for _, measured in found for one in measured]
 
 
 def other_data(task: Text, run: Path, data: str | None) -> Text:
@@ -272,29 +262,22 @@ def describe(task: Text, text: TokenizedText, split: str, window: int, stride: i
     }
 
 
-def protocol_text(protocol: dict[str, Any]) -> str:
-    """The protocol in one line; window and stride stand in the table."""
-    read, whole = protocol["tokens_read_of_text"], protocol["tokens_in_text"]
-    return (
-        f"protocol: {protocol['data']}, split {protocol['split']}, {read:,} of {whole:,} tokens; tokenizer "
-        f"{protocol['tokenizer']} ({protocol['vocabulary']:,} entries); all tokens but the first scored once; BOS "
-        f"{protocol['bos']}; documents: {protocol['documents']}; per word: {protocol['words_in_text']:,} words + "
-        f"{protocol['line_ends_in_text']:,} line ends; per byte: {protocol['bytes_in_text']:,} bytes"
-    )
-
-
-def position_text(rows: Iterable[Row]) -> str:
+def position_text(measurements: Iterable[Measurement]) -> str:
     """Loss by place in the longest window, in one line."""
-    longest = max((row for row in rows if "loss_by_position" in row), key=lambda row: row["length"])
-    parts = [f"{length_label(first, last)}: {loss:.3f}" for first, last, loss in longest["loss_by_position"]]
-    return f"loss in nats by place in the window of {longest['length']:,}: " + ", ".join(parts)
+    by_place = [one for one in measurements if one.metric == "loss_by_place"]
+    longest = max(one.size for one in by_place)
+    parts = [
+        f"{length_label(int(one.at['place']), int(one.at['to']))}: {one.value:.3f}"
+        for one in by_place
+        if one.size == longest
+    ]
+    return f"loss in nats by place in the window of {longest:,}: " + ", ".join(parts)
 
 
-def result_rows(
-    measured: Measured, text: TokenizedText, config: RunConfig, split: Split, examples: int, step: int,
-    train_length: int, protocol: dict[str, Any],
-) -> Iterable[Row]:  # fmt: skip
-    """Perplexity per token and per word, and bits per byte, with 95 % intervals."""
+def window_measurements(
+    run: OpenedRun, request: Request, measured: Measured, text: TokenizedText
+) -> Iterator[Measurement]:
+    """Perplexity per token and per word and bits per byte, with 95 % intervals; then the loss by place."""
     counts = text.counts
     per_word = counts.tokens / (counts.words + counts.line_ends)
     per_byte = counts.tokens / counts.bytes / math.log(2)
@@ -305,33 +288,11 @@ def result_rows(
     }
     low, high = measured.interval()
     for metric, scale in scales.items():
-        row = {
-            "task": config.task,
-            "split": split.name,
-            "length": split.size,
-            "metric": metric,
-            "value": scale(measured.loss),
-            "low": scale(low),
-            "high": scale(high),
-            "examples": examples,
-            "counted": measured.scored,
-            "seed": config.seed,
-            "attention": config.attention,
-            "step": step,
-            "train_length": train_length,
-            "protocol": protocol,
-        }
-        yield {**row, "loss_by_position": measured.by_position()} if metric == "perplexity" else row
+        yield run.measurement(request, metric, scale(measured.loss), scale(low), scale(high), counted=measured.scored)
+    for first, last, loss, count in measured.by_position():
+        yield run.measurement(request, "loss_by_place", loss, at={"place": first, "to": last}, counted=count)
 
 
 def safe_exp(value: float) -> float:
     """e to the value, capped where it would leave the floating-point numbers."""
     return math.exp(min(value, 700.0))
-
-
-def is_of(row: Row, split: Split, step: int, protocol: dict[str, Any]) -> bool:
-    """Whether a stored row is of this split, window, step and way of measuring."""
-    same = (row["split"], row["length"], row["step"]) == (split.name, split.size, step)
-    mine = {key: value for key, value in protocol.items() if key != "tokens_read_of_text"}
-    theirs = {key: value for key, value in row.get("protocol", {}).items() if key != "tokens_read_of_text"}
-    return same and mine == theirs

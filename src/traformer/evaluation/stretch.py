@@ -1,15 +1,15 @@
 """How far a trained model stretches: sequences far beyond training, read chunk by chunk through the model's cache.
 
 A chunk of tokens at a time keeps activations at a constant size; what grows is the cache alone, and the head runs only
-where an answer is scored. TRA's early exit keeps the time of a token constant, too.
+where an answer is scored. TRA's early exit keeps the time per token constant, too.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,41 +18,32 @@ import torch
 from torch import Tensor
 
 from traformer.devices import flush_denormals
-from traformer.errors import InputError, RunError
+from traformer.errors import InputError
+from traformer.evaluation.opened import OpenedRun
 from traformer.evaluation.watcher import Watcher
-from traformer.layers import ThresholdRelativeAttention
-from traformer.methods import OPERATOR, RECURRENCE, Method, resolve_method
+from traformer.methods import OPERATOR, RECURRENCE
 from traformer.models import memory
 from traformer.models.checks import cache_bytes
-from traformer.models.from_run import load_run
-from traformer.runs.config import RunConfig
-from traformer.storage import write_atomically
+from traformer.models.observe import Attended, observe
+from traformer.runs.measurements import Job, Measurement, Request, as_length, measure_missing
 from traformer.tasks.base import Split, Task
 from traformer.tasks.metrics import Scores, Tally
 
-Row = dict[str, Any]
+STUDY = "stretch"
 CHUNK = 4096
 # Peers write a mask, some of them scores, of chunk x context: their chunks shrink so that it never has more entries.
 MASK_ENTRIES = 1 << 25
-TOKEN_BYTES = 64  # of an example and of what drawing it takes, a token
+TOKEN_BYTES = 64  # of an example and of what drawing it takes, per token
 
 
 @dataclass
-class StretchRun:
+class StretchRun(OpenedRun):
     """A run that takes part."""
 
-    name: str
-    model: Any
-    task: Task
-    config: RunConfig
-    step: int
-    time_limit: float | None
+    name: str = ""
+    time_limit: float | None = None  # seconds per split and length; None: as long as it takes
     exhausted: int | None = None  # the length at which it ran out of time; longer ones are not tried
     warm: bool = False
-
-    @property
-    def method(self) -> Method:
-        return resolve_method(self.config.attention, self.config.attention_options)
 
     @property
     def writes_no_mask(self) -> bool:
@@ -64,7 +55,7 @@ class StretchRun:
 
 
 @dataclass
-class Measurement:
+class Reading:
     """What came of one run at one split and length."""
 
     tally: Tally = field(default_factory=Tally)
@@ -82,7 +73,6 @@ def stretch(
     lengths: str | Iterable[int | str],
     examples: int = 10,
     *,
-    out: str | Path | None = None,
     chunk: int = CHUNK,
     time_limit: float | None = None,
     splits: Iterable[str] | None = None,
@@ -90,12 +80,12 @@ def stretch(
     device: str = "auto",
     again: bool = False,
     watcher: Watcher | None = None,
-) -> list[Row]:
-    """Measure runs of one task at long lengths: a row for each length, split and run, written to stretch.json at once.
+) -> dict[str, list[Measurement]]:
+    """Measure runs of one task at long lengths: {run: measurements}, each split and length stored in its run at once.
 
-    The first run has all the time it needs; each further one gets `time_limit` seconds a row, stops when they are over,
-    and is not tried at longer lengths. What the file holds already is not measured again unless `again` is set. `out`
-    is the folder of the file, `stretch` in the first run's by default; `splits` names the wanted ones, by default all.
+    The first run has all the time it needs; each further one gets `time_limit` seconds per split and length, stops when
+    they are over, and is not tried at longer lengths. What a run's store holds already is not measured again unless
+    `again` is set. `splits` names the wanted ones, by default all.
     """
     if examples < 1 or chunk < 1:
         raise InputError(f"examples and chunk must be whole numbers above zero, not {examples} and {chunk}")
@@ -110,55 +100,42 @@ def stretch(
     seed = runs[0].config.seed if seed is None else seed
     for run in runs:
         check_memory(run, wanted, chunk)
-    file = Path(out or Path(paths[0]) / "stretch") / "stretch.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    stored = read_rows(file)
-    rows: list[Row] = []
-    missing: list[tuple[StretchRun, Split]] = []
-    for split in wanted:
-        for run in runs:
-            found = None if again else _stored(stored, run, split, examples, seed, chunk)
-            if found is None:
-                missing.append((run, split))
-            else:
-                rows.append(found)
-                _note_time(run, split, found)
-    watcher.start(sum(examples * split.task.sequence_length for _, split in missing))
-    for run, split in missing:
-        row = _row(run, split, examples, seed, chunk, watcher)
-        _note_time(run, split, row)
-        rows.append(row)
-        stored = [other for other in stored if _key(other) != _key(row)] + [row]
-        write_rows(file, stored)
-    order = {(split.name, split.length): place for place, split in enumerate(wanted)}
-    place_of = {run.name: place for place, run in enumerate(runs)}
-    return sorted(rows, key=lambda row: (order[row["split"], str(row["length"])], place_of[row["run"]]))
+    jobs = [
+        Job(
+            Request(split.name, as_length(split.length), run.step, examples, seed, STUDY, {"chunk": chunk}),
+            run.folder.results,
+            (run, split),
+        )
+        for split in wanted
+        for run in runs
+    ]
+    found: dict[str, list[Measurement]] = {run.name: [] for run in runs}
+    for (run, split), measured in measure_missing(
+        jobs,
+        lambda job: _measure(*job.subject, job.request, watcher),
+        again=again,
+        on_missing=lambda missing: watcher.start(sum(examples * split.task.sequence_length for _, split in missing)),
+        usable=lambda subject, stored: _had_time_enough(subject[0], stored),
+    ):
+        found[run.name] += measured
+        if any(one.value is None for one in measured) and run.exhausted is None:
+            run.exhausted = split.size
+    return found
 
 
-def read_rows(file: Path) -> list[Row]:
-    """The rows of an earlier call, or none."""
-    if not file.exists():
-        return []
-    try:
-        rows = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and "run" in row for row in rows):
-            raise ValueError
-    except (OSError, ValueError):
-        raise RunError(f"{file} is not a list of stretch's rows; move it away, or choose another --out") from None
-    return rows
-
-
-def write_rows(file: Path, rows: list[Row]) -> None:
-    ordered = sorted(rows, key=lambda row: (row["run"], row["split"], row["size"]))
-    write_atomically(file, "[\n  " + ",\n  ".join(json.dumps(row) for row in ordered) + "\n]\n")
+def _had_time_enough(run: StretchRun, stored: Sequence[Measurement]) -> bool:
+    """What ran out of time before counts if it had at least as much as it would have now."""
+    if all(one.value is not None for one in stored):
+        return True
+    return run.time_limit is not None and run.time_limit <= (stored[0].protocol.get("time_limit") or 0)
 
 
 # Before anything is run -----------------------------------------------------------------------------------------
 
 
 def _open(path: str | Path, device: str, time_limit: float | None, watcher: Watcher) -> StretchRun:
-    model, task, config, step = load_run(path, device=device, warn=watcher.say)
-    return StretchRun(str(path), model, task, config, step, time_limit)
+    run = OpenedRun.open(path, device, watcher=watcher)
+    return StretchRun(run.folder, run.model, run.task, run.config, run.step, str(path), time_limit)
 
 
 def _check_runs(runs: Sequence[StretchRun]) -> None:
@@ -167,8 +144,8 @@ def _check_runs(runs: Sequence[StretchRun]) -> None:
     tasks = list(dict.fromkeys(run.config.task for run in runs))
     if len(tasks) > 1:
         raise InputError(f"the runs are of the tasks {' and '.join(tasks)}; stretch compares runs of one task")
-    if tasks[0] == "text":
-        raise InputError("stretch is for tasks with answers; for text, `tra eval` measures perplexity by window")
+    if runs[0].task.evaluator != "answers":
+        raise InputError(f"stretch is for tasks with answers; for {tasks[0]}, use `tra eval`")
     if len({run.name for run in runs}) < len(runs):
         raise InputError("a run is named twice")
 
@@ -194,83 +171,57 @@ def check_memory(run: StretchRun, splits: Sequence[Split], chunk: int) -> None:
         )  # fmt: skip
 
 
-# Rows -----------------------------------------------------------------------------------------------------------
+# Measuring ------------------------------------------------------------------------------------------------------
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    return row["run"], row["split"], row["length"]
-
-
-def _stored(rows: Sequence[Row], run: StretchRun, split: Split, examples: int, seed: int, chunk: int) -> Row | None:
-    """The row of an earlier call with the same settings. One that ran out of time counts if it had at least as much."""
-    for row in rows:
-        if (row["run"], row["split"], row["length"]) != (run.name, split.name, _length(split)):
-            continue
-        if (row["step"], row["examples"], row["seed"], row["chunk"]) != (run.step, examples, seed, chunk):
-            continue
-        if row["status"] == "measured" or (run.time_limit is not None and run.time_limit <= (row["time_limit"] or 0)):
-            return row
-    return None
-
-
-def _note_time(run: StretchRun, split: Split, row: Row) -> None:
-    if row["status"] != "measured" and run.exhausted is None:
-        run.exhausted = split.size
-
-
-def _row(run: StretchRun, split: Split, examples: int, seed: int, chunk: int, watcher: Watcher) -> Row:
-    """Measure one run at one split and length."""
-    length = split.task.sequence_length
-    row: Row = {
-        "run": run.name, "task": run.config.task, "attention": run.config.attention, "split": split.name,
-        "length": _length(split), "size": split.size, "train_length": run.task.length_range[1], "step": run.step,
-        "examples": examples, "seed": seed, "chunk": chunk, "threads": torch.get_num_threads(),
-        "time_limit": run.time_limit,
-    }  # fmt: skip
+def _measure(run: StretchRun, split: Split, request: Request, watcher: Watcher) -> list[Measurement]:
+    """All metrics of one run at one split and length; a value of None, with a note, where time was over."""
+    length, examples = split.task.sequence_length, request.examples
+    records = {**request.protocol, "threads": torch.get_num_threads(), "time_limit": run.time_limit}
+    request = dataclasses.replace(request, protocol=records)
+    headline = run.task.metrics[0]
     if run.exhausted is not None and split.size > run.exhausted:
         watcher.advance(split, examples * length)
-        return {**row, "status": "not tried", "reason": f"out of time at {run.exhausted:,} already"}
-    step = run.chunk(chunk, length)
-    result = measure(
-        run, split, examples, Task.test_seed(seed), chunk, step, lambda tokens: watcher.advance(split, tokens)
-    )
-    row["seconds"] = round(result.seconds, 3)
-    row["microseconds_per_token"] = 1e6 * result.seconds / max(1, result.tokens)
-    row["cpu_microseconds_per_token"] = 1e6 * result.cpu_seconds / max(1, result.tokens)
-    if result.stopped:
-        watcher.advance(split, examples * length - result.tokens)
-        limit = f"{run.time_limit:g} s"
-        reason = f"stopped after {limit} at {result.tokens:,} of {examples * length:,} tokens"
-        return {**row, "status": "out of time", "reason": reason}
-    tally = result.tally
-    errors, exact = tally.error_per_answer(), tally.exact_match()
-    row |= {
-        "status": "measured", "answers": tally.tokens, "errors": tally.tokens - tally.correct,
-        "error_per_answer": errors.value, "error_upper_bound": errors.high, "exact_match": exact.value,
-        "exact_low": exact.low, "exact_high": exact.high, "keys_read_mean": result.read_mean,
-        "keys_read_most": result.read_most, "keys_kept_mean": result.kept_mean,
-    }  # fmt: skip
-    chance = split.task.chance()
-    return row if chance is None else {**row, "chance": chance}
-
-
-def _length(split: Split) -> int | str:
-    return int(split.length) if split.length.isdigit() else split.length
-
-
-# Measuring ------------------------------------------------------------------------------------------------------
+        note = f"not tried: out of time at {run.exhausted:,} already"
+        return [run.measurement(request, headline, None, note=note)]
+    chunk = int(request.protocol["chunk"])
+    reading = measure(
+        run, split, examples, Task.test_seed(request.seed), chunk, run.chunk(chunk, length),
+        lambda tokens: watcher.advance(split, tokens),
+    )  # fmt: skip
+    request = dataclasses.replace(request, protocol={**records, "seconds": round(reading.seconds, 3)})
+    made = []
+    if reading.stopped:
+        watcher.advance(split, examples * length - reading.tokens)
+        note = f"out of time: stopped after {run.time_limit:g} s at {reading.tokens:,} of {examples * length:,} tokens"
+        made.append(run.measurement(request, headline, None, note=note))
+    else:
+        made += run.answer_measurements(request, split, reading.tally)
+        for metric, value in (
+            ("keys_read", reading.read_mean),
+            ("keys_read_most", reading.read_most),
+            ("keys_kept", reading.kept_mean),
+        ):
+            if value is not None:
+                made.append(run.measurement(request, metric, float(value)))
+    for metric, seconds in (
+        ("microseconds_per_token", reading.seconds),
+        ("cpu_microseconds_per_token", reading.cpu_seconds),
+    ):
+        made.append(run.measurement(request, metric, 1e6 * seconds / max(1, reading.tokens), counted=reading.tokens))
+    return made
 
 
 @flush_denormals()
 @torch.inference_mode()
 def measure(
     run: StretchRun, split: Split, examples: int, seed: int, chunk: int, step: int, advance: Callable[[int], None]
-) -> Measurement:
+) -> Reading:
     """Examples 0 .. examples - 1 of a stream, `step` tokens of each at a time; short ones several at once."""
     device = next(run.model.parameters()).device
     length = split.task.sequence_length
     batch_size = max(1, min(examples, chunk // length))
-    result = Measurement()
+    result = Reading()
     if not run.warm:  # the first forward loads libraries and wakes threads, which is no token's time
         run.model.base_model(input_ids=split.task.examples(seed, 0, 1).input_ids[:, :256].to(device), use_cache=False)
         run.warm = True
@@ -290,12 +241,13 @@ def _read(
     input_ids: Tensor,
     answers: Tensor,
     step: int,
-    result: Measurement,
+    result: Reading,
     advance: Callable[[int], None],
     with_stats: bool,
 ) -> Scores | None:
     """One batch [n, T] through the cache; None when time is over."""
-    trunk, head = run.model.base_model, run.model.get_output_embeddings()
+    trunk: Any = run.model.base_model
+    head = run.model.get_output_embeddings()
     rows, length = input_ids.shape
     cache = trunk.new_cache()
     correct = torch.zeros(rows, dtype=torch.long, device=input_ids.device)
@@ -303,7 +255,10 @@ def _read(
         if run.time_limit is not None and result.seconds > run.time_limit:
             return None
         end = min(begin + step, length)
-        with key_counter(run, with_stats and end == length) as counter:
+        counter = KeyCounter()
+        is_last = with_stats and end == length
+        counts = is_last and run.method.path == OPERATOR
+        with observe(run.model, visit=counter.count) if counts else nullcontext():
             clock, cpu_clock = time.perf_counter(), time.process_time()
             hidden = trunk(input_ids=input_ids[:, begin:end], past_key_values=cache, use_cache=True).last_hidden_state
             row, place = answers[:, begin + 1 : end + 1].nonzero(as_tuple=True)
@@ -318,14 +273,14 @@ def _read(
             cache.reserve(length)  # the length is known: no copies on the way, and no room to spare at the end
         result.tokens += rows * (end - begin)
         advance(rows * (end - begin))
-        if with_stats and end == length:
+        if is_last:
             _note_keys(run, result, counter, begin, end)
     return Scores(correct, answers.sum(dim=1))
 
 
 @dataclass
 class KeyCounter:
-    """Keys read and kept by the queries of one chunk, over all layers and heads."""
+    """Keys read and kept by the queries of one chunk, over all layers and heads; counting is off the clock."""
 
     seconds: float = 0.0  # what counting took
     cpu_seconds: float = 0.0
@@ -334,41 +289,19 @@ class KeyCounter:
     kept: int = 0
     most: int = 0
 
-
-@contextmanager
-def key_counter(run: StretchRun, active: bool) -> Iterator[KeyCounter]:
-    """Count what the TRA layers read while inside: each call is made a second time for its counts, off the clock."""
-    counter = KeyCounter()
-    layers: list[Any] = []
-    if active and run.method.path == OPERATOR:
-        layers = [layer for layer in run.model.modules() if isinstance(layer, ThresholdRelativeAttention)]
-    for layer in layers:
-        layer.attend = _counted(layer, counter)
-    try:
-        yield counter
-    finally:
-        for layer in layers:
-            del layer.attend
-
-
-def _counted(layer: Any, counter: KeyCounter) -> Callable[..., Any]:
-    attend = layer.attend
-
-    def counted(q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: Any) -> Any:
+    def count(self, seen: Attended) -> None:
         clock, cpu_clock = time.perf_counter(), time.process_time()
-        stats = layer.reads(q, k, hidden_states, context)
-        counter.queries += stats.read.numel()
-        counter.read += int(stats.read.sum())
-        counter.kept += int(stats.kept.sum())
-        counter.most = max(counter.most, int(stats.read.max()))
-        counter.seconds += time.perf_counter() - clock
-        counter.cpu_seconds += time.process_time() - cpu_clock
-        return attend(q, k, v, hidden_states, context)
-
-    return counted
+        stats = seen.reads()
+        if stats is not None:
+            self.queries += stats.read.numel()
+            self.read += int(stats.read.sum())
+            self.kept += int(stats.kept.sum())
+            self.most = max(self.most, int(stats.read.max()))
+        self.seconds += time.perf_counter() - clock
+        self.cpu_seconds += time.process_time() - cpu_clock
 
 
-def _note_keys(run: StretchRun, result: Measurement, counter: KeyCounter, begin: int, end: int) -> None:
+def _note_keys(run: StretchRun, result: Reading, counter: KeyCounter, begin: int, end: int) -> None:
     """Keys read by the queries of the last chunk, where the context is longest."""
     if counter.queries:
         result.read_mean, result.read_most = counter.read / counter.queries, counter.most

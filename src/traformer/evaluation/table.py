@@ -1,59 +1,61 @@
-"""Results as a table on the terminal."""
+"""What `tra eval` measured, as a table for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich import box
 from rich.table import Table
 
-METRICS = {"exact_match": "exact match", "token_accuracy": "token accuracy", "error_per_read": "error per read",
-           "perplexity": "perplexity", "word_perplexity": "per word", "bits_per_byte": "bits per byte"}  # fmt: skip
+from traformer.runs.measurements import Measurement
+from traformer.runs.metrics import METRICS, metric_named
 
 
-def results_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
-    """One line for each split and length, one column for each metric, with its 95 % interval."""
-    metrics = [metric for metric in METRICS if any(row["metric"] == metric for row in rows)]
-    extras = [name for name in ("chance", "seen_in_training") if any(row.get(name) for row in rows)]
+def results_table(measurements: Sequence[Measurement], title: str) -> Table:
+    """One line per split and length, one column per metric, with its 95 % interval."""
+    shown = [one for one in measurements if metric_named(one.metric).along == "length"]
+    names = [name for name in METRICS if any(one.metric == name for one in shown)]
+    names += [name for name in dict.fromkeys(one.metric for one in shown) if name not in METRICS]
+    lines: dict[tuple[str, int | str], dict[str, Measurement]] = {}
+    for one in shown:
+        lines.setdefault((one.split, one.length), {})[one.metric] = one
+    with_stride = any("stride" in one.protocol for one in shown)
+    with_chance = any(one.chance is not None for one in shown)
+    with_overlap = any(one.seen_in_training for one in shown)
+
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("split", "length", "x trained"):
+    header = ["split", "length", "x trained", *(["stride"] if with_stride else [])]
+    header += [f"{metric_named(name).label} (95 %)" for name in names]
+    header += [*(["chance"] if with_chance else []), *(["seen in training"] if with_overlap else []), "examples"]
+    for name in header:
         table.add_column(name, justify="left" if name == "split" else "right")
-    if any("protocol" in row for row in rows):
-        table.add_column("stride", justify="right")
-    for metric in metrics:
-        table.add_column(f"{METRICS[metric]} (95 %)", justify="right")
-    for name in extras:
-        table.add_column(name.replace("_", " "), justify="right")
-    table.add_column("examples", justify="right")
-    cells: dict[tuple[str, Any], dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        cells.setdefault((row["split"], row["length"]), {})[row["metric"]] = row
-    for (split, length), found in cells.items():
+    for (split, length), found in lines.items():
         first = next(iter(found.values()))
-        factor = size(first) / first["train_length"]
-        values = [share(found.get(metric)) for metric in metrics]
-        if "protocol" in first:
-            values.insert(0, f"{first['protocol']['stride']:,}")
-        more = [percent(found["exact_match"].get(name)) for name in extras]
-        table.add_row(split, str(length), f"{factor:g}" if factor == int(factor) else f"{factor:.2f}", *values, *more,
-                      f"{first['examples']:,}")  # fmt: skip
+        cells = [split, str(length), factor_text(first.size / first.train_length)]
+        if with_stride:
+            cells.append(f"{first.protocol['stride']:,}")
+        for name in names:
+            cells.append(cell_text(found.get(name)))
+        if with_chance:
+            cells.append(percent(first.chance))
+        if with_overlap:
+            cells.append(percent(first.seen_in_training))
+        table.add_row(*cells, f"{first.examples:,}")
     return table
 
 
-def size(row: dict[str, Any]) -> int:
-    """The largest length of a row, as a number."""
-    return int(str(row["length"]).rpartition("-")[2])
-
-
-def share(row: dict[str, Any] | None) -> str:
-    if row is None:
+def cell_text(one: Measurement | None) -> str:
+    """A number with its interval, or why there is none."""
+    if one is None:
         return ""
-    if "protocol" in row:
-        return f"{row['value']:.4g} ({row['low']:.4g}–{row['high']:.4g})"
-    if row["metric"] == "error_per_read":
-        return f"{row['value']:.2e} (< {row['high']:.1e})"
-    return f"{percent(row['value'])} ({100 * row['low']:.1f}–{100 * row['high']:.1f})"
+    if one.value is None:
+        return one.note
+    return metric_named(one.metric).value_and_interval(one.value, one.low, one.high)
+
+
+def factor_text(factor: float) -> str:
+    """How many times the trained length, with three digits at most."""
+    return f"{factor:,.0f}" if factor >= 100 or factor == int(factor) else f"{factor:.3g}"
 
 
 def percent(value: float | None) -> str:

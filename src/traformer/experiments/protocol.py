@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import Measurement
 from traformer.sweeps.cell import Cell, is_done
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
@@ -311,14 +312,14 @@ class Protocol:
             else:
                 return Search(best, losses, [])
 
-    def rows(self, out: Path, setting: str, arm: Arm, seed: int) -> list[dict[str, Any]]:
+    def rows(self, out: Path, setting: str, arm: Arm, seed: int) -> list[Measurement]:
         """What was measured of one cell of the table, in the setting's metric."""
         folder = RunFolder(out / f"{setting}-{arm.name}-seed{seed}")
         return [
-            row
-            for row in (folder.read_results() if folder.is_run() else [])
-            if (row["metric"], row["examples"]) == (self.settings[setting].metric, self.examples)
-            and "/" not in row["split"]
+            one
+            for one in (folder.results.read() if folder.is_run() else [])
+            if (one.study, one.metric, one.examples) == ("eval", self.settings[setting].metric, self.examples)
+            and not one.is_of_group
         ]
 
     def table(self, out: str | Path) -> Table:
@@ -328,9 +329,9 @@ class Protocol:
             for arm in wave:
                 for seed in self.seeds:
                     for row in self.rows(Path(out), setting, arm, seed):
-                        place = Place(setting, row["split"], int(row["length"]))
-                        right = round(row["value"] * self.examples)
-                        found.setdefault((arm.name, place), []).append((right, row.get("chance")))
+                        place = Place(setting, row.split, int(row.length))
+                        right = round((row.value or 0.0) * self.examples)
+                        found.setdefault((arm.name, place), []).append((right, row.chance))
         return {
             key: Counts(tuple(right for right, _ in cells), (self.examples,) * len(cells), cells[0][1])
             for key, cells in found.items()

@@ -35,9 +35,9 @@ def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> No
                 rates.append((setting, arm.name, f"{rate:g}", f"{loss:.6g}", "yes" if rate == search.rate else ""))
             for seed in protocol.seeds:
                 for row in protocol.rows(out, setting, arm, seed):
-                    right = round(row["value"] * protocol.examples)
-                    chance = "" if row.get("chance") is None else f"{row['chance']:.6g}"
-                    counts.append((setting, arm.name, row["split"], str(row["length"]), str(seed), str(right),
+                    right = round((row.value or 0.0) * protocol.examples)
+                    chance = "" if row.chance is None else f"{row.chance:.6g}"
+                    counts.append((setting, arm.name, row.split, str(row.length), str(seed), str(right),
                                    str(protocol.examples), chance))  # fmt: skip
     verdicts = protocol.verdicts(out)
     write_atomically(folder / "cells.csv", _csv(counts))

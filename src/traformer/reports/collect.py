@@ -1,23 +1,33 @@
-"""From run folders to what a report compares: series of accuracy by length, one a method and task."""
+"""From folders to runs: what a report needs of each run folder."""
 
 from __future__ import annotations
 
-import re
+import math
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from traformer.errors import RunError
-from traformer.evaluation.table import size
+from traformer.errors import RunError, TraformerError
 from traformer.methods import label_of
 from traformer.runs.config import RunConfig, read_yaml
 from traformer.runs.folder import RunFolder
+from traformer.runs.legacy import LEGACY_FILES, is_legacy, legacy_measurements
+from traformer.runs.measurements import Measurement, with_others
+from traformer.runs.metrics import metric_named
 from traformer.sweeps.cell import eval_command, train_command
+from traformer.tasks import TASKS, Task, build_task
 
-Row = dict[str, Any]
-TASK_DISPLAY = {"flip_flop": "Flip-flop", "copy": "Copy", "induction": "Induction", "instructions": "Instructions"}
+
+@dataclass(frozen=True)
+class TrainingLine:
+    """One line of metrics.jsonl."""
+
+    step: int
+    loss: float
+    accuracy: float | None
+    tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -27,74 +37,63 @@ class Run:
     name: str
     path: Path
     config: RunConfig
-    rows: list[Row]  # of the newest step that was measured
-    metrics: list[Row]
-    records: dict[str, Any]  # versions and environment
+    measurements: list[Measurement]  # of the newest step that each study measured
+    training: list[TrainingLine]
+    versions: Mapping[str, Any]
+    environment: Mapping[str, Any]
 
     @property
     def train_length(self) -> int:
-        return self.rows[0]["train_length"]
+        return self.measurements[0].train_length
+
+    @property
+    def step(self) -> int:
+        return max(one.step for one in self.measurements)
+
+    def of_study(self, study: str) -> list[Measurement]:
+        return [one for one in self.measurements if one.study == study]
 
     def commands(self) -> list[str]:
-        """What to type to make these rows again."""
+        """What to type to make these numbers again."""
+        return [train_command(self.config, self.path), *self._commands_of_eval(), *self._other_commands()]
+
+    def _commands_of_eval(self) -> list[str]:
         ways: dict[tuple[tuple[str, ...], int], dict[str, None]] = {}
-        for row in self.rows:
-            way = _text_flags(row, self.config) if "protocol" in row else ()
-            ways.setdefault((way, row["examples"]), {})[str(row["length"])] = None
-        evaluations = [
+        for one in self.of_study("eval"):
+            flags = _text_flags(one, self.config) if one.protocol else ()
+            ways.setdefault((flags, one.examples), {})[str(one.length)] = None
+        return [
             shlex.join([*shlex.split(eval_command(self.path, ",".join(lengths), examples)), *flags])
             for (flags, examples), lengths in ways.items()
         ]
-        return [train_command(self.config, self.path), *evaluations]
+
+    def _other_commands(self) -> list[str]:
+        found: dict[tuple[str, ...], dict[str, None]] = {}
+        for study, command, setting in (("stretch", "stretch", "chunk"), ("diagnosis", "diagnose", "queries")):
+            for one in self.of_study(study):
+                if one.examples and setting in one.protocol:
+                    flags = ("--examples", str(one.examples), f"--{setting}", str(one.protocol[setting]))
+                    found.setdefault((command, *flags), {})[str(one.length)] = None
+        return [
+            shlex.join(["tra", command, str(self.path), "--lengths", ",".join(lengths), *flags])
+            for (command, *flags), lengths in found.items()
+        ]
 
 
-def _text_flags(row: Row, config: RunConfig) -> tuple[str, ...]:
-    """Flags of `tra eval` by which a row of a text run differs from the usual."""
-    protocol = row["protocol"]
+def _text_flags(one: Measurement, config: RunConfig) -> tuple[str, ...]:
+    """Flags of `tra eval` by which a measurement of a text run differs from the usual."""
+    protocol = one.protocol
     places = config.task_options.get("data", ())
     own = ", ".join([places] if isinstance(places, str) else places)
     flags: list[str] = []
-    if protocol["data"] != own:
-        flags += ["--data", protocol["data"]]
-    split = protocol["split"].split(" ")[0]
+    if protocol.get("data") != own:
+        flags += ["--data", str(protocol.get("data"))]
+    split = str(protocol.get("split", "validation")).split(" ")[0]
     if split != "validation" and not (split == "all" and flags):
         flags += ["--split", split]
-    if protocol["stride"] != protocol["window"] - 1:
-        flags += ["--stride", str(protocol["stride"])]
+    if protocol.get("stride") != one.size - 1:
+        flags += ["--stride", str(protocol.get("stride"))]
     return tuple(flags)
-
-
-@dataclass(frozen=True)
-class Point:
-    """One length of a series."""
-
-    length: int | str
-    size: int
-    value: float
-    low: float
-    high: float
-    examples: int
-    seeds: int
-    chance: float | None
-
-
-@dataclass(frozen=True)
-class Series:
-    """Runs that differ in nothing but the seed, at one split."""
-
-    label: str
-    attention: str
-    points: list[Point]
-
-
-@dataclass
-class Panel:
-    """One plot: a task and a split, all methods."""
-
-    task: str
-    split: str
-    train_length: int
-    series: list[Series] = field(default_factory=list)
 
 
 def collect(paths: Iterable[str | Path]) -> list[Run]:
@@ -104,64 +103,95 @@ def collect(paths: Iterable[str | Path]) -> list[Run]:
     for path in folders:
         if not path.is_dir():
             raise RunError(f"there is no folder {path} to report on")
+        older = _measured_by_older_versions(path)
         configs = [path / "config.yaml"] if (path / "config.yaml").exists() else sorted(path.rglob("config.yaml"))
         for config in configs:
             folder = RunFolder(config.parent)
-            rows = folder.read_results()
-            if rows:
-                runs.append(_run(folder, path, rows))
+            found = with_others(folder.results.read(), older.get(folder.path.resolve().name, []))
+            if found:
+                runs.append(_run(folder, path, found))
     if not runs:
         raise RunError(f"no measured run in {', '.join(map(str, folders))}; measure with `tra eval RUN` first")
     return runs
 
 
-def _run(folder: RunFolder, root: Path, rows: list[Row]) -> Run:
-    newest = max(row["step"] for row in rows)
+def _measured_by_older_versions(path: Path) -> dict[str, list[Measurement]]:
+    """{name of a run's folder: measurements} of old stretch.json and diagnosis.json files, which held several runs."""
+    found: dict[str, list[Measurement]] = {}
+    for name in LEGACY_FILES:
+        for file in sorted(path.rglob(name)):
+            if is_legacy(file):
+                for run, measurements in legacy_measurements(file).items():
+                    found.setdefault(run, []).extend(measurements)
+    return found
+
+
+def _run(folder: RunFolder, root: Path, found: list[Measurement]) -> Run:
     values = read_yaml(folder.config_file)
-    name = folder.path.name if folder.path == root else str(folder.path.relative_to(root))
+    config = RunConfig.from_dict(values, str(folder.config_file))
+    newest: dict[str, int] = {}
+    for one in found:
+        newest[one.study] = max(one.step, newest.get(one.study, 0))
+    records = {name: values.get(name) for name in ("versions", "environment")}
     return Run(
-        name=name,
+        name=folder.path.name if folder.path == root else str(folder.path.relative_to(root)),
         path=folder.path,
-        config=RunConfig.from_dict(values, str(folder.config_file)),
-        rows=[row for row in rows if row["step"] == newest],
-        metrics=folder.read_metrics(),
-        records={key: values.get(key) or {} for key in ("versions", "environment")},
+        config=config,
+        measurements=_with_chance([one for one in found if one.step == newest[one.study]], config),
+        training=training_lines(folder),
+        versions=_mapping(records["versions"]),
+        environment=_mapping(records["environment"]),
     )
 
 
-def panels(runs: Sequence[Run], metric: str = "exact_match") -> list[Panel]:
-    """Plots in the order in which tasks and splits first occur; sub-splits (one an instruction) have none."""
-    labels = series_labels(runs)
-    found: dict[tuple[str, str, int], dict[str, list[tuple[Run, Row]]]] = {}
-    for run in runs:
-        for row in run.rows:
-            if row["metric"] == metric and "/" not in row["split"]:
-                key = (row["task"], row["split"], row["train_length"])
-                found.setdefault(key, {}).setdefault(labels[run.path], []).append((run, row))
-    result = []
-    for (task, split, train_length), by_label in found.items():
-        panel = Panel(task, split, train_length)
-        for label, pairs in by_label.items():
-            panel.series.append(Series(label, pairs[0][0].config.attention, _points([row for _, row in pairs])))
-        panel.series.sort(key=lambda series: series.attention != "tra")
-        result.append(panel)
-    return result
+def measured_runs(measured: Mapping[str, list[Measurement]]) -> list[Run]:
+    """{run folder: measurements} as runs, for a command that has just measured them."""
+    return [_run(RunFolder.open(path), Path(path), found) for path, found in measured.items()]
 
 
-def _points(rows: list[Row]) -> list[Point]:
-    by_length: dict[Any, list[Row]] = {}
-    for row in rows:
-        by_length.setdefault(row["length"], []).append(row)
-    points = []
-    for length, same in by_length.items():
-        values = [row["value"] for row in same]
-        # One seed: the interval of its examples. Several: from the worst to the best of them.
-        low, high = (same[0]["low"], same[0]["high"]) if len(same) == 1 else (min(values), max(values))
-        points.append(
-            Point(length, size(same[0]), sum(values) / len(values), low, high, same[0]["examples"], len(same),
-                  same[0].get("chance"))
-        )  # fmt: skip
-    return sorted(points, key=lambda point: point.size)
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def training_lines(folder: RunFolder) -> list[TrainingLine]:
+    """The lines of metrics.jsonl that hold a step and a loss; a damaged log leaves gaps, never an error."""
+    lines = []
+    for row in folder.read_metrics():
+        if not isinstance(row, dict):
+            continue
+        step, loss, accuracy, tokens = (_number(row.get(name)) for name in ("step", "loss", "accuracy", "tokens"))
+        if step is not None and loss is not None:
+            lines.append(TrainingLine(int(step), loss, accuracy, None if tokens is None else int(tokens)))
+    return lines
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+def _with_chance(measurements: list[Measurement], config: RunConfig) -> list[Measurement]:
+    """Chance beside every accuracy that was measured before it was recorded."""
+
+    def is_lacking(one: Measurement) -> bool:
+        return one.chance is None and metric_named(one.metric).has_chance
+
+    lengths = dict.fromkeys(str(one.length) for one in measurements if is_lacking(one))
+    if not lengths:
+        return measurements
+    splits: dict[tuple[str, str], Task] = {}
+    try:
+        for split in build_task(config.task, config.task_options).test_splits(lengths):
+            splits[split.name, split.length] = split.task
+    except TraformerError:
+        return measurements  # a task of another version: its numbers are shown without
+    filled = []
+    for one in measurements:
+        task = splits.get((one.whole_split, str(one.length)))
+        if task is not None and is_lacking(one) and not one.is_of_group:
+            one = one.replace(chance=task.chance(one.metric))
+        filled.append(one)
+    return filled
 
 
 # Settings that never tell two methods of a comparison apart.
@@ -200,12 +230,15 @@ def _flatten(config: RunConfig) -> dict[str, Any]:
 
 
 def display_task(task: str) -> str:
-    return TASK_DISPLAY.get(task, task.replace("_", " "))
+    """A task's name as people read it."""
+    return TASKS[task].label if task in TASKS else task.replace("_", " ")
 
 
 def display_split(split: str) -> str:
+    """A split's name as people read it; nothing for a task's only one."""
     return {"iid": "IID", "test": ""}.get(split, split)
 
 
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+def unit_of(task: str) -> str:
+    """What a task's lengths count."""
+    return TASKS[task].length_unit if task in TASKS else "tokens"

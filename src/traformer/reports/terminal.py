@@ -4,55 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.table import Table
 
-from traformer.reports.collect import Panel, Run, display_split, display_task, panels
-from traformer.reports.many import header, is_many, ranked, seeds
-from traformer.reports.perplexity import NAMES, text_cells, text_panels
-from traformer.reports.table import by_length, point_text, series_names
+from traformer.experiments.protocol import Verdict
+from traformer.reports.collect import Run
+from traformer.reports.figures import figures
+from traformer.reports.page import heading
+from traformer.reports.tables import groups, rich_table, tables
+from traformer.terminal import new_table
 
 
 def comparison_table(runs: Sequence[Run]) -> list[Table]:
-    """One table a task, methods as columns; of many methods one a split, methods as rows."""
-    tables: dict[tuple[str, ...], Table] = {}
-    for panel in panels(runs):
-        key: tuple[str, ...] = (panel.task, str(panel.train_length))
-        members = [other for other in panels(runs) if (other.task, str(other.train_length)) == key]
-        what = "exact match (95 % interval, or worst to best seed)"
-        if is_many(members):
-            title = f"{display_task(panel.task)} {display_split(panel.split)}, trained to {panel.train_length}: {what}"
-            tables[(*key, panel.split)] = _many_table(panel, title)
-            continue
-        labels = series_names(members)
-        if key not in tables:
-            title = f"{display_task(panel.task)}, trained to {panel.train_length}: {what}"
-            tables[key] = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-            for name in ("split", "length", "x trained", *labels):
-                tables[key].add_column(name, justify="left" if name == "split" else "right")
-        for length, by_label in by_length(panel).items():
-            point = next(iter(by_label.values()))
-            cells = [point_text(by_label.get(label)) for label in labels]
-            factor = f"{point.size / panel.train_length:.3g}"
-            tables[key].add_row(display_split(panel.split) or "test", str(length), factor, *cells)
-    return [*tables.values(), *(_text_table(metric, panel) for metric, panel in text_panels(runs))]
+    """The headline metrics of every task: methods as columns, or as rows where they are many."""
+    shown = []
+    for (section, task, train_length), by_metric in groups(figures(runs)).items():
+        for members in by_metric.values():
+            if members[0].headline:
+                for table in tables(members):
+                    title = f"{heading(section, task)}, trained to {train_length}: {table.caption}"
+                    shown.append(rich_table(table, f"{title} (95 % interval, or worst to best seed)"))
+    return shown
 
 
-def _text_table(metric: str, panel: Panel) -> Table:
-    title = f"Text, {panel.split}, trained at window {panel.train_length}: {NAMES[metric]}, lower is better"
-    labels = series_names([panel])
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name in ("window", "x trained", *labels):
-        table.add_column(name, justify="right")
-    for cells in text_cells(panel, labels):
-        table.add_row(*cells)
-    return table
+def verdict_tables(verdicts: Sequence[Verdict]) -> list[Table]:
+    """The hypotheses of an experiment and what the runs say, if it has any."""
+    from rich.markup import escape
 
-
-def _many_table(panel: Panel, title: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    for name in header(panel):
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for series, points in ranked(panel):
-        table.add_row(series.label, seeds(series), *map(point_text, points))
-    return table
+    if not verdicts:
+        return []
+    table = new_table("Hypotheses", left=("hypothesis", "claim", "outcome", "numbers"))
+    for one in verdicts:
+        table.add_row(*map(escape, (one.name, one.claim, one.outcome, one.numbers)))
+    return [table]

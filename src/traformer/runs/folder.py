@@ -15,6 +15,7 @@ import yaml
 
 from traformer.errors import RunError
 from traformer.runs.config import RunConfig
+from traformer.runs.measurements import ResultStore
 from traformer.storage import Locked, lock, make_folder, write_atomically
 from traformer.terminal import warn
 
@@ -26,7 +27,6 @@ class RunFolder:
         self.path = Path(path)
         self.config_file = self.path / "config.yaml"
         self.metrics_file = self.path / "metrics.jsonl"
-        self.results_file = self.path / "results.json"
         self.checkpoints = self.path / "checkpoints"
 
     @classmethod
@@ -105,27 +105,10 @@ class RunFolder:
         except FileNotFoundError:
             return []
 
-    # results.json: a list of rows
-
-    def read_results(self) -> list[dict[str, Any]]:
-        if not self.results_file.exists():
-            return []
-        try:
-            rows = json.loads(self.results_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(f"{self.results_file} cannot be read as JSON; delete it and evaluate again") from error
-        if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _RESULT for row in rows):
-            raise RunError(
-                f"{self.results_file} is not a list of rows as `tra eval` writes them; delete it and evaluate again"
-            )
-        return rows
-
-    def write_results(self, rows: list[dict[str, Any]]) -> None:
-        lines = ",\n  ".join(json.dumps(row) for row in rows)
-        write_atomically(self.results_file, f"[\n  {lines}\n]\n" if rows else "[]\n")
-
-
-_RESULT = {"split", "length", "metric", "value", "examples", "seed", "step"}  # what every row of results.json has
+    @property
+    def results(self) -> ResultStore:
+        """What was measured of the run."""
+        return ResultStore(self.path)
 
 
 def _metrics_row(line: str) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from traformer.errors import InputError, RunError, TraformerError
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import Measurement
 from traformer.tasks import build_task
 
 RESERVED = ("cells", "logs")  # folders of the sweep itself
@@ -77,20 +78,19 @@ def is_done(cell: Cell, folder: RunFolder) -> bool:
     """Trained to the end and measured at every split and length."""
     if not is_trained(cell, folder):
         return False
-    rows = folder.read_results()
     measured = {
-        (row["split"], str(row["length"]))
-        for row in rows
-        if (row["step"], row["examples"]) == (cell.config.steps, cell.examples)
+        (one.split, str(one.length))
+        for one in folder.results.read()
+        if (one.study, one.step, one.examples) == ("eval", cell.config.steps, cell.examples)
     }
     splits = build_task(cell.config.task, cell.config.task_options).test_splits(cell.lengths)
     return all((split.name, split.length) in measured for split in splits)
 
 
-def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[dict[str, Any]]:
-    """Train (or go on), measure (or go on), and return the rows."""
+def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurement]:
+    """Train (or go on), measure (or go on), and return what was measured."""
     from traformer.devices import set_threads
-    from traformer.evaluation.by_length import evaluate_run
+    from traformer.evaluation.evaluate import evaluate_run
     from traformer.training.loop import train
 
     folder = RunFolder(path)

@@ -60,7 +60,7 @@ class CellState:
             return ""
         last = rows[-1]
         measured = (
-            f", {len(self.folder.read_results())} rows measured" if last["step"] == self.cell.config.steps else ""
+            f", {len(self.folder.results.read())} rows measured" if last["step"] == self.cell.config.steps else ""
         )
         return f"step {last['step']}/{self.cell.config.steps}, loss {last['loss']:.4f}{measured}"
 

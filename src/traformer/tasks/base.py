@@ -25,6 +25,7 @@ PAD, BOS, SEP, EOS = range(4)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<sep>", "<eos>")
 
 NO_SOURCE = -1
+_CHANCE_EXAMPLES, _CHANCE_TOKENS = 4096, 1 << 20  # most that a guess is counted on
 TEST_STREAM = 1 << 62  # set in every test seed and in no training seed
 
 
@@ -89,7 +90,13 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
+    label: ClassVar[str]  # the name as people read it
+    metrics: ClassVar[tuple[str, ...]] = ("exact_match", "token_accuracy")  # names in traformer.runs.metrics
+    evaluator: ClassVar[str] = "answers"  # how a model is measured on it: a name in traformer.evaluation.EVALUATORS
+    # The keys that decide an answer, as offsets from its source: flip_flop's `w` before the written bit is one.
+    deciding_offsets: ClassVar[tuple[int, ...]] = (0,)
+    guess: ClassVar[str] = "the most frequent answer token, always"  # what `chance` is the accuracy of
+    stream: ClassVar[int | None] = None  # set only where older runs fixed it; else it follows from the name
     length_unit: ClassVar[str] = "symbols"
     length_setting: ClassVar[str] = "max_length"  # the setting that `--length` stands for
     shortest: ClassVar[int] = 1  # the smallest length the task makes sense at
@@ -113,7 +120,7 @@ class Task(ABC):
 
     @abstractmethod
     def _stream(self) -> tuple[int, ...]:
-        """Integers that keep this setting's random numbers apart from those of other settings."""
+        """The settings as integers, so that each setting has random numbers of its own."""
 
     def _generate(self, keys: rng.Words) -> Arrays:
         """The examples of these keys; each row may depend on its own key alone."""
@@ -152,7 +159,11 @@ class Task(ABC):
 
     def _draw(self, seed: int, start: int, count: int) -> Arrays:
         """The examples of checked indices; a task whose examples lie in files takes them from there instead."""
-        return self._generate(rng.example_keys(rng.stream_key(seed, *self._stream()), start, count))
+        return self._generate(rng.example_keys(self.stream_key(seed), start, count))
+
+    def stream_key(self, seed: int) -> int:
+        """The key of a seed's examples: it differs from those of other tasks and other settings."""
+        return rng.stream_key(seed, rng.name_key(self.name) if self.stream is None else self.stream, *self._stream())
 
     def examples(self, seed: int, start: int, count: int) -> Batch:
         """Examples start .. start + count - 1 of a seed."""
@@ -169,8 +180,25 @@ class Task(ABC):
         return seed + TEST_STREAM
 
     def chance(self, metric: str = "exact_match") -> float | None:
-        """Accuracy (exact_match or token_accuracy) of a guess that does not solve the task; None: not known."""
+        """Accuracy (exact_match or token_accuracy) of a guess that does not solve the task; `guess` says which.
+
+        By default the best constant answer, counted on drawn examples; a task overrides it where it has a formula.
+        """
+        count = max(1, min(_CHANCE_EXAMPLES, _CHANCE_TOKENS // self.sequence_length))
+        return best_constant_answer(self.arrays(TEST_STREAM, 0, count), metric)
+
+    def group_chance(self, metric: str, group: str) -> float | None:
+        """The same for the examples of a group within a split; None: not known."""
         return None
+
+    @property
+    def end_id(self) -> int | None:
+        """The token that ends a sequence, if the task has one."""
+        return self.token_names.index("<eos>") if "<eos>" in self.token_names else None
+
+    def deciding_keys(self, sources: torch.Tensor) -> torch.Tensor:
+        """Positions [R, n] of the keys that decide the answers whose sources are given, [R]."""
+        return sources[:, None] + sources.new_tensor(self.deciding_offsets)
 
     # What lies on disk ------------------------------------------------------------------------------------------
 
@@ -187,10 +215,6 @@ class Task(ABC):
         """Raise RunError if what `write_files` kept is not what this task would read now."""
 
     # Splits -----------------------------------------------------------------------------------------------------
-
-    def training_split(self) -> Split:
-        """The examples this task itself draws, as a split."""
-        return Split("train", length_label(*self.length_range), self, self._group())
 
     def test_splits(self, lengths: str | Iterable[int | str] | None = None) -> list[Split]:
         """What a model trained on this task is tested on; draw from them with `test_seed(seed)`.
@@ -265,6 +289,20 @@ class Task(ABC):
             if name not in cls.setting_names():
                 raise unknown_name(f"{cls.name} setting", name, cls.setting_names())
         return cls(**options)
+
+
+def best_constant_answer(arrays: Arrays, metric: str) -> float:
+    """Accuracy of the constant answer that is right most often: of whole examples, or of tokens."""
+    rows, columns = np.nonzero(arrays.answers)
+    tokens = arrays.input_ids[rows, columns]
+    if metric == "token_accuracy":
+        return float(np.bincount(tokens).max() / len(tokens))
+    answered = arrays.answers.sum(axis=1)
+    best = 0
+    for token in np.unique(tokens).tolist():
+        right = np.bincount(rows[tokens == token], minlength=len(answered))
+        best = max(best, int((right == answered).sum()))
+    return best / len(answered)
 
 
 # Lengths --------------------------------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ class Copy(Task):
     vocabulary: int | None = None
 
     name: ClassVar[str] = "copy"
-    summary: ClassVar[str] = "repeat a string of unique symbols, letters or bits: <bos> b a <sep> [b] [a] [<eos>]"
+    label: ClassVar[str] = "Copy"
+    guess: ClassVar[str] = "the right number of symbols in a random order"
+    stream: ClassVar[int | None] = 2
 
     def __post_init__(self) -> None:
         if self.alphabet not in ALPHABETS:
@@ -91,7 +93,7 @@ class Copy(Task):
         return self.min_length, self.max_length
 
     def _stream(self) -> tuple[int, ...]:
-        return (2, self.min_length, self.max_length, ALPHABETS.index(self.alphabet), self.symbols)
+        return (self.min_length, self.max_length, ALPHABETS.index(self.alphabet), self.symbols)
 
     def at_length(self, shortest: int, longest: int) -> Copy:
         return dataclasses.replace(self, min_length=shortest, max_length=longest)

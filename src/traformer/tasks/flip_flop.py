@@ -33,7 +33,11 @@ class FlipFlop(Task):
     min_length: int | None = None
 
     name: ClassVar[str] = "flip_flop"
-    summary: ClassVar[str] = "remember the last written bit through distractors: w 1 i 0 i 1 r [1]"
+    label: ClassVar[str] = "Flip-flop"
+    metrics: ClassVar[tuple[str, ...]] = ("exact_match", "token_accuracy", "error_per_read")
+    deciding_offsets: ClassVar[tuple[int, ...]] = (-1, 0)  # the written bit and the w before it
+    guess: ClassVar[str] = "always the same bit"
+    stream: ClassVar[int | None] = 1
     length_unit: ClassVar[str] = "tokens"
     length_setting: ClassVar[str] = "length"
     shortest: ClassVar[int] = 4  # a write and a read
@@ -63,7 +67,7 @@ class FlipFlop(Task):
         return (self.length if self.min_length is None else self.min_length), self.length
 
     def _stream(self) -> tuple[int, ...]:
-        return (1, *self.length_range, round(self.p_ignore * 2**32))
+        return (*self.length_range, round(self.p_ignore * 2**32))
 
     def at_length(self, shortest: int, longest: int) -> FlipFlop:
         return dataclasses.replace(self, length=longest, min_length=None if shortest == longest else shortest)

@@ -47,7 +47,9 @@ class Induction(Task):
     symbols: int = 64
 
     name: ClassVar[str] = "induction"
-    summary: ClassVar[str] = "give the symbol right of the queried one: <bos> c a d b <sep> a [d] <eos>"
+    label: ClassVar[str] = "Induction"
+    guess: ClassVar[str] = "the most frequent symbol of the context"
+    stream: ClassVar[int | None] = 3
     shortest: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -67,7 +69,7 @@ class Induction(Task):
         return self.min_length, self.max_length
 
     def _stream(self) -> tuple[int, ...]:
-        return (3, self.min_length, self.max_length, self.symbols)
+        return (self.min_length, self.max_length, self.symbols)
 
     def at_length(self, shortest: int, longest: int) -> Induction:
         return dataclasses.replace(self, min_length=shortest, max_length=longest)

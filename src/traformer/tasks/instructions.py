@@ -54,7 +54,9 @@ class Instructions(Task):
     symbols: int = 64
 
     name: ClassVar[str] = "instructions"
-    summary: ClassVar[str] = "do to a string what the first token says: <bos> reverse a b <sep> [b] [a] [<eos>]"
+    label: ClassVar[str] = "Instructions"
+    guess: ClassVar[str] = "any symbols, the right number of them"
+    stream: ClassVar[int | None] = 4
     shortest: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
@@ -91,7 +93,7 @@ class Instructions(Task):
 
     def _stream(self) -> tuple[int, ...]:
         used = sum(1 << INSTRUCTIONS.index(instruction) for instruction in self.instructions)
-        return (4, self.min_length, self.max_length, used, self.symbols)
+        return (self.min_length, self.max_length, used, self.symbols)
 
     def at_length(self, shortest: int, longest: int) -> Instructions:
         return dataclasses.replace(self, min_length=shortest, max_length=longest)
@@ -102,6 +104,28 @@ class Instructions(Task):
 
     def _group(self) -> Callable[[Batch], list[str]]:
         return instruction_names
+
+    def chance(self, metric: str = "exact_match") -> float | None:
+        """A guess that knows how many symbols the answer has, but not which."""
+        return self._guessed(metric, self.instructions)
+
+    def group_chance(self, metric: str, group: str) -> float | None:
+        """The same for the examples of one instruction."""
+        return self._guessed(metric, (group,))
+
+    def _guessed(self, metric: str, wanted: tuple[str, ...]) -> float | None:
+        right = tokens = examples = 0.0
+        for length in range(self.min_length, self.max_length + 1):
+            able = [name for name in self.instructions if SHORTEST[name] <= length]
+            for name in able:
+                if name in wanted:
+                    symbols = length if name in ("copy", "reverse") else 1
+                    share = 1 / len(able)
+                    examples, tokens = examples + share, tokens + share * (symbols + 1)
+                    # <eos> is known from the length
+                    exact = metric == "exact_match"
+                    right += share * (float(self.symbols) ** -symbols if exact else symbols / self.symbols + 1)
+        return right / (examples if metric == "exact_match" else tokens) if examples else None
 
     def _draw_instruction(self, keys: rng.Words, length: np.ndarray) -> np.ndarray:
         """Uniform over the instructions that have an answer at each length; [n]."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -108,18 +109,13 @@ class Scores:
 def score(predicted: torch.Tensor, batch: Batch) -> Scores:
     """Compare predicted ids [n, T] with a batch; predicted[:, t] is the guess for the token at t.
 
-    From logits that is `align(logits.argmax(-1))`. Only positions where `batch.answers` is set are looked at.
+    Only positions where `batch.answers` is set are looked at.
     """
     if predicted.shape != batch.input_ids.shape:
         shapes = f"{tuple(predicted.shape)}, the batch {tuple(batch.input_ids.shape)}"
         raise InputError(f"predicted has shape {shapes}; give one id per token of the batch")
     right = (predicted == batch.input_ids) & batch.answers
     return Scores(right.sum(dim=1), batch.answers.sum(dim=1))
-
-
-def align(next_ids: torch.Tensor) -> torch.Tensor:
-    """Move argmax ids [n, T], where column t guesses token t + 1, to the token they guess; column 0 becomes -1."""
-    return next_ids.roll(1, dims=1).index_fill(1, next_ids.new_zeros(1), -1)
 
 
 @dataclasses.dataclass
@@ -179,3 +175,11 @@ class Tally:
         errors = self.tokens - self.correct
         _check(errors, self.tokens)
         return Proportion(errors / self.tokens, 0.0, upper_bound(errors, self.tokens), self.tokens)
+
+
+# Name of a metric -> how a tally answers it; tasks name those that they report.
+ANSWER_METRICS: dict[str, Callable[[Tally], Proportion]] = {
+    "exact_match": Tally.exact_match,
+    "token_accuracy": Tally.token_accuracy,
+    "error_per_read": Tally.error_per_answer,
+}

@@ -66,7 +66,10 @@ class Recall(Task):
     values: int = 32
 
     name: ClassVar[str] = "recall"
-    summary: ClassVar[str] = "recall values by their keys, scattered in text: <bos> t h K3 V7 e <sep> K3 [V7]"
+    label: ClassVar[str] = "Recall"
+    deciding_offsets: ClassVar[tuple[int, ...]] = (-1, 0)  # the value and its key
+    guess: ClassVar[str] = "a value of the context, whichever its key"
+    stream: ClassVar[int | None] = 6
     length_unit: ClassVar[str] = "tokens"
     length_setting: ClassVar[str] = "length"
     shortest: ClassVar[int] = 6
@@ -124,7 +127,7 @@ class Recall(Task):
         return (self.length if self.min_length is None else self.min_length), self.length
 
     def _stream(self) -> tuple[int, ...]:
-        return (6, *self.length_range, *self.pairs_range, self.keys, self.values, bool(self.data))
+        return (*self.length_range, *self.pairs_range, self.keys, self.values, bool(self.data))
 
     def at_length(self, shortest: int, longest: int) -> Recall:
         return self._like(length=longest, min_length=None if shortest == longest else shortest)
@@ -192,7 +195,7 @@ class Recall(Task):
     # Examples -------------------------------------------------------------------------------------------------
 
     def _draw(self, seed: int, start: int, count: int) -> Arrays:
-        keys = rng.example_keys(rng.stream_key(seed, *self._stream()), start, count)
+        keys = rng.example_keys(self.stream_key(seed), start, count)
         return self._assemble(keys, self._filler("validation" if seed >= TEST_STREAM else "train"))
 
     def _assemble(self, keys: rng.Words, text: TokenizedText | None) -> Arrays:

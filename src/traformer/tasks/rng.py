@@ -6,6 +6,8 @@ Each number is the splitmix64 finaliser of its counter. All arithmetic is modulo
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +36,11 @@ def mix(words: Words) -> Words:
     words *= np.uint64(_MULTIPLY_2)
     words ^= words >> np.uint64(31)
     return words
+
+
+def name_key(name: str) -> int:
+    """A number for a name, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def stream_key(seed: int, *stream: int) -> int:

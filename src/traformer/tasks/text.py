@@ -43,7 +43,10 @@ class Text(Task):
     separator: bool = False
 
     name: ClassVar[str] = "text"
-    summary: ClassVar[str] = "predict the next token of real text: W [h] [o] [ ] [g] [o] [e] [s]"
+    label: ClassVar[str] = "Text"
+    metrics: ClassVar[tuple[str, ...]] = ("perplexity", "word_perplexity", "bits_per_byte", "loss_by_place")
+    evaluator: ClassVar[str] = "perplexity"
+    stream: ClassVar[int | None] = 5
     length_unit: ClassVar[str] = "tokens"
     length_setting: ClassVar[str] = "length"
     shortest: ClassVar[int] = 2
@@ -155,7 +158,7 @@ class Text(Task):
         return self.length, self.length
 
     def _stream(self) -> tuple[int, ...]:
-        return (5, self.length)
+        return (self.length,)
 
     def at_length(self, shortest: int, longest: int) -> Text:
         if shortest != longest:
@@ -179,13 +182,17 @@ class Text(Task):
         split = "validation" if seed >= TEST_STREAM else "train"
         text = self.open(split)
         self.check_window(text, split)
-        first = window_starts(len(text), self.length, rng.stream_key(seed, *self._stream()), start, count)
+        first = window_starts(len(text), self.length, self.stream_key(seed), start, count)
         input_ids = text.tokens[first[:, None] + np.arange(self.length)].astype(np.int64)  # [n, T]
         answers = np.ones_like(input_ids, dtype=bool)
         answers[:, 0] = False
         return Arrays(input_ids, answers, np.full_like(input_ids, NO_SOURCE), np.full(count, self.length))
 
     # Text -----------------------------------------------------------------------------------------------------
+
+    @property
+    def end_id(self) -> int | None:
+        return self.text_tokenizer.end_id
 
     def encode(self, text: str) -> list[int]:
         return self.text_tokenizer.encode(text)

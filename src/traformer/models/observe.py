@@ -1,0 +1,88 @@
+"""One way to look inside a model's attention: `with observe(model) as trace:`.
+
+    with observe(model, weights=True) as trace:
+        model(input_ids)
+    trace[0].weights          # [B, H, T, Tk] of the first layer
+    trace[0].content_scores() # q.k before any position is written into them
+
+Every attention layer adds one `Attended` per forward, in the order in which layers run. The model computes what it
+would without being observed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.ops import AttentionStats
+from traformer.ops.eager import content_scores
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What one layer was given and returned in one forward. Tk counts the keys of a cache, too."""
+
+    layer: AttentionLayer
+    q: Tensor  # [B, Hq, T, D], positions written in
+    k: Tensor  # [B, Hkv, Tk, D]
+    v: Tensor  # [B, Hkv, Tk, D]
+    hidden_states: Tensor  # [B, T, E]
+    context: AttentionContext
+    weights: Tensor | None  # [B, Hq, T, Tk] if they were asked for and the method has any
+
+    def content_scores(self, queries: Tensor | None = None) -> Tensor:
+        """q.k * scale of the new tokens by content alone, [B, Hq, T or R, T]; `queries` [R] chooses some of them."""
+        q, k, _ = self.layer.project(self.hidden_states)
+        return content_scores(q if queries is None else q[:, :, queries], k, self.layer.scale)
+
+    def log_decay(self) -> Tensor | None:
+        """Log of the decay that each query's gate sets, [B, Hq, T]; None for methods without such a gate."""
+        if getattr(self.layer, "decay_proj", None) is None:
+            return None
+        decay: Tensor = self.layer.log_decay(self.hidden_states)  # type: ignore[operator]
+        return decay
+
+    def reads(self) -> AttentionStats | None:
+        """How many keys each query read and kept; None for methods that do not count them."""
+        count = getattr(self.layer, "reads", None)
+        return None if count is None else count(self.q, self.k, self.hidden_states, self.context)
+
+
+@contextmanager
+def observe(
+    model: nn.Module, *, weights: bool = False, visit: Callable[[Attended], None] | None = None
+) -> Iterator[list[Attended]]:
+    """Collect what the attention layers of a model do while inside.
+
+    `weights` asks for the attention weights. With `visit`, each layer is handed over as it runs and nothing is kept, so
+    that a long sequence never has the maps of all layers in memory at once.
+    """
+    trace: list[Attended] = []
+    layers = [module for module in model.modules() if isinstance(module, AttentionLayer)]
+    for layer in layers:
+        layer.attend = _observed(layer, weights, visit or trace.append)  # type: ignore[method-assign]
+    try:
+        yield trace
+    finally:
+        for layer in layers:
+            del layer.attend  # the class's own shows again
+
+
+def _observed(layer: AttentionLayer, with_weights: bool, visit: Callable[[Attended], None]) -> Callable[..., Any]:
+    attend = layer.attend
+
+    def observed(
+        q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext, *state: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        asked = dataclasses.replace(context, output_attentions=context.output_attentions or with_weights)
+        out, found = attend(q, k, v, hidden_states, asked, *state)
+        visit(Attended(layer, q, k, v, hidden_states, context, found))
+        return out, found if context.output_attentions else None
+
+    return observed

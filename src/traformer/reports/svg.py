@@ -1,0 +1,264 @@
+"""Figures as SVG: themed by the page's style sheet, readable without colour, nothing to load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from traformer.reports.axes import Axis, spread, x_axis, y_axis
+from traformer.reports.figures import Figure, Point, Series
+from traformer.reports.style import LIGHT_THEME, PLOT_STYLE, dash, marker
+
+WIDTH, HEIGHT = 420, 300
+LEFT, RIGHT, TOP, BOTTOM = 52, 62, 48, 46
+LABEL_GAP, LETTER = 13, 8.2  # from a line's end to its label; width of a letter there
+MARGIN = 8  # of the plotting area beyond the longest length
+# Of one panel where each of many methods has its own.
+SMALL_WIDTH, SMALL_HEIGHT, SMALL_COLUMNS = 206, 132, 6
+SMALL_LEFT, SMALL_TOP, SMALL_BOTTOM, SMALL_RIGHT = 40, 26, 24, 10
+
+
+def figure_svg(figure: Figure, styles: Mapping[str, int]) -> str:
+    """One figure. `styles` numbers the series over the whole page, so that a method always looks the same."""
+    return _panels(figure, styles) if figure.is_many else _plot(figure, styles)
+
+
+def standalone(svg: str) -> str:
+    """The same as a file of its own: a light ground and its own style sheet."""
+    head = f"<style>:root,svg{{{LIGHT_THEME};background:#fff}}{PLOT_STYLE}</style>"
+    first, rest = svg.split(">", 1)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{first} xmlns="http://www.w3.org/2000/svg">{head}{rest}\n'
+
+
+def _plot(figure: Figure, styles: Mapping[str, int]) -> str:
+    x = x_axis(figure, LEFT + 26, WIDTH - RIGHT)
+    y = y_axis(figure, TOP, HEIGHT - BOTTOM)
+    bottom, edge = HEIGHT - BOTTOM, WIDTH - RIGHT + MARGIN
+    parts = [
+        _opening(figure, _width(figure), HEIGHT),
+        f'<text class="plot-title" x="{LEFT}" y="20">{escape(figure.title)}</text>',
+        *_beyond(figure, x, edge, TOP, bottom),
+        *_grid(figure, x, y, LEFT, edge, bottom),
+        f'<text class="axis-title" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">'
+        f"{escape(axis_title(figure))}</text>",
+    ]
+    if figure.edge is not None:
+        trained = x.at(figure.edge)
+        parts.append(f'<line class="trained" x1="{trained:.1f}" x2="{trained:.1f}" y1="{TOP}" y2="{bottom}"/>')
+        if edge - trained > 98:
+            parts.append(f'<text class="note" x="{trained + 5:.1f}" y="{TOP - 6}">never trained on →</text>')
+    parts += _chance(figure, x, y, bottom)
+    shown = [series for series in figure.series if series.drawn]
+    ends = [y.at(series.drawn[-1].height or 0.0) for series in shown]
+    for series, label_y in zip(shown, spread(ends, 15, TOP + 4, bottom), strict=True):
+        parts += _series(figure, series, styles[series.label], x, y)
+        place = f'x="{x.at(series.drawn[-1].x) + LABEL_GAP:.1f}" y="{label_y + 4:.1f}"'
+        parts.append(f'<text class="label" {place}>{escape(_short(series.label))}</text></g>')
+    parts.append("</svg>")
+    return "\n".join(parts)
+
+
+def _panels(figure: Figure, styles: Mapping[str, int]) -> str:
+    """A panel per method, the best first; the others are grey lines behind it, so that each can be compared."""
+    ranked = [series for series in figure.ranked() if series.drawn]
+    rows = -(-len(ranked) // SMALL_COLUMNS)
+    width, height = SMALL_COLUMNS * SMALL_WIDTH, 34 + rows * SMALL_HEIGHT + 22
+    parts = [
+        _opening(figure, width, height),
+        f'<text class="plot-title" x="8" y="20">{escape(figure.title)}</text>',
+    ]
+    x = x_axis(figure, SMALL_LEFT + 8, SMALL_WIDTH - SMALL_RIGHT - 6)
+    y = y_axis(figure, SMALL_TOP, SMALL_HEIGHT - SMALL_BOTTOM)
+    ends = Axis(x.at, [x.ticks[0], x.ticks[-1]] if len(x.ticks) > 1 else x.ticks)
+    sides = Axis(y.at, [y.ticks[0], y.ticks[-1]] if len(y.ticks) > 1 else y.ticks)
+    bottom, edge = SMALL_HEIGHT - SMALL_BOTTOM, SMALL_WIDTH - SMALL_RIGHT
+    for place, series in enumerate(ranked):
+        left, top = place % SMALL_COLUMNS * SMALL_WIDTH, 34 + place // SMALL_COLUMNS * SMALL_HEIGHT
+        parts.append(f'<g transform="translate({left},{top})">')
+        parts += _beyond(figure, x, edge, SMALL_TOP, bottom)
+        parts += _grid(figure, ends, sides, SMALL_LEFT, edge, bottom)
+        for other in ranked:
+            if other is not series:
+                parts.append(f'<polyline class="others" points="{_line(other.drawn, x, y)}"/>')
+        if figure.edge is not None:
+            trained = x.at(figure.edge)
+            parts.append(
+                f'<line class="trained" x1="{trained:.1f}" x2="{trained:.1f}" y1="{SMALL_TOP}" y2="{bottom}"/>'
+            )
+        parts += _chance(figure, x, y, bottom, named=False)
+        parts += [*_series(figure, series, styles[series.label], x, y, radius=2.8), "</g>"]
+        parts.append(f'<text x="{SMALL_LEFT}" y="{SMALL_TOP - 8}">{escape(series.label[:26])}</text></g>')
+    parts.append(
+        f'<text class="axis-title" x="8" y="{height - 7}">{escape(axis_title(figure))}; in grey the other methods; '
+        "the best first</text></svg>"
+    )
+    return "\n".join(parts)
+
+
+def _opening(figure: Figure, width: int, height: int) -> str:
+    described = escape(describe(figure))
+    return f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{described}">'
+
+
+def axis_title(figure: Figure) -> str:
+    """The x axis, and which way is better where 0 to 100 % does not say it."""
+    direction = "" if figure.metric.scale == "share" else figure.metric.direction
+    return "; ".join(filter(None, [figure.x_label, direction]))
+
+
+def _beyond(figure: Figure, x: Axis, edge: float, top: float, bottom: float) -> list[str]:
+    """What training never showed, shaded."""
+    if figure.edge is None:
+        return []
+    trained = x.at(figure.edge)
+    width = max(0.0, edge - trained)
+    return [f'<rect class="beyond" x="{trained:.1f}" y="{top}" width="{width:.1f}" height="{bottom - top:.1f}"/>']
+
+
+def _grid(figure: Figure, x: Axis, y: Axis, left: float, right: float, bottom: float) -> list[str]:
+    parts = []
+    for value in y.ticks:
+        height = y.at(value)
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{height:.1f}" y2="{height:.1f}"/>')
+        text = escape(tick_text(figure, value))
+        parts.append(f'<text class="tick" x="{left - 7}" y="{height + 4:.1f}" text-anchor="end">{text}</text>')
+    for value in x.ticks:
+        place = x.at(value)
+        parts.append(f'<line class="axis" x1="{place:.1f}" x2="{place:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
+        parts.append(
+            f'<text class="tick" x="{place:.1f}" y="{bottom + 17}" text-anchor="middle">{length_text(value)}</text>'
+        )
+    parts.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
+    return parts
+
+
+def tick_text(figure: Figure, value: float) -> str:
+    """A number beside the y axis."""
+    if figure.metric.format == "percent":
+        return f"{100 * value:.0f}%"
+    if figure.metric.format == "count" and value >= 1:
+        return length_text(value)
+    return f"{value:.0e}" if 0 < value < 1e-3 else f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def length_text(length: float) -> str:
+    """1024 -> 1,024; 65536 -> 64k, 1048576 -> 1m."""
+    for unit, letter in ((1 << 20, "m"), (1 << 10, "k")):
+        if length >= max(unit, 10_000) and length % unit == 0:
+            return f"{length / unit:.0f}{letter}"
+    return f"{length:,.0f}"
+
+
+def _chance(figure: Figure, x: Axis, y: Axis, bottom: float, named: bool = True) -> list[str]:
+    by_place = {p.x: p.chance for s in figure.series for p in s.points if p.chance is not None}
+    chance = sorted(by_place.items())
+    if not chance:
+        return []
+    if len(chance) == 1:
+        chance = [(chance[0][0] * 0.97, chance[0][1]), (chance[0][0] * 1.03, chance[0][1])]
+    points = " ".join(f"{x.at(place):.1f},{y.at(value):.1f}" for place, value in chance)
+    parts = [f'<polyline class="chance" points="{points}"/>']
+    place, value = chance[0]
+    if named and y.at(value) < bottom - 14:
+        parts.append(f'<text class="note" x="{x.at(place) + 8:.1f}" y="{y.at(value) - 5:.1f}">chance</text>')
+    return parts
+
+
+def _line(points: Sequence[Point], x: Axis, y: Axis) -> str:
+    return " ".join(f"{x.at(point.x):.1f},{y.at(point.height or 0.0):.1f}" for point in points)
+
+
+def _series(figure: Figure, series: Series, style: int, x: Axis, y: Axis, radius: float = 4.2) -> list[str]:
+    """Band or intervals, line and markers; the group is left open for a label."""
+    points = series.drawn
+    parts = [f'<g class="series s{style % 6}">', *_spread_of(points, figure, x, y)]
+    strokes = " ".join(f"{length:g}" for length in dash(style))
+    drawn_dash = f' stroke-dasharray="{strokes}"' if strokes else ""
+    parts.append(f'<polyline class="line" points="{_line(points, x, y)}"{drawn_dash}/>')
+    if len(points) > 40:  # a curve: markers would hide it
+        return parts
+    for point in points:
+        kind = "bound" if point.value == 0 and figure.metric.scale == "log" else ""
+        mark = marker_svg(style, x.at(point.x), y.at(point.height or 0.0), radius, kind)
+        parts.append(f"<g>{mark}<title>{escape(point_text(figure, series, point))}</title></g>")
+    return parts
+
+
+def _spread_of(points: Sequence[Point], figure: Figure, x: Axis, y: Axis) -> list[str]:
+    """Several seeds: a band from the worst to the best. One: the interval of its examples at each point."""
+    ends = [(p, p.low, p.high) for p in points if p.low is not None and p.high is not None]
+    if figure.metric.scale == "log":
+        ends = [(p, max(low, 1e-3 * (p.height or high)), high) for p, low, high in ends if p.seeds > 1 and high > 0]
+    if len(ends) > 1 and all(p.seeds > 1 for p, _, _ in ends):
+        there = " ".join(f"{x.at(p.x):.1f},{y.at(high):.1f}" for p, _, high in ends)
+        back = " ".join(f"{x.at(p.x):.1f},{y.at(low):.1f}" for p, low, _ in reversed(ends))
+        return [f'<polygon class="band" points="{there} {back}"/>']
+    return [
+        f'<line class="interval" x1="{x.at(p.x):.1f}" x2="{x.at(p.x):.1f}" y1="{y.at(low):.1f}" y2="{y.at(high):.1f}"/>'
+        for p, low, high in ends
+    ]
+
+
+def _width(figure: Figure) -> int:
+    """Of the whole picture: wider where a label at a line's end, or the title, needs the room."""
+    longest = max((len(_short(series.label)) for series in figure.series), default=0)
+    labels = WIDTH + max(0, round(longest * LETTER) + LABEL_GAP - RIGHT)
+    return max(labels, LEFT + round(len(figure.title) * 7.4))
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 9 else label.split(" (")[0]
+
+
+def marker_svg(style: int, x: float, y: float, r: float = 4.2, kind: str = "") -> str:
+    shape, name = marker(style), f"marker {kind}".strip()
+    if shape == "circle":
+        return f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"/>'
+    if shape == "square":
+        return f'<rect class="{name}" x="{x - r:.1f}" y="{y - r:.1f}" width="{2 * r}" height="{2 * r}"/>'
+    if shape == "triangle":
+        corners = f"{x:.1f},{y - r - 1:.1f} {x - r - 1:.1f},{y + r:.1f} {x + r + 1:.1f},{y + r:.1f}"
+    elif shape == "diamond":
+        corners = (
+            f"{x:.1f},{y - r - 1.5:.1f} {x + r + 1.5:.1f},{y:.1f} {x:.1f},{y + r + 1.5:.1f} {x - r - 1.5:.1f},{y:.1f}"
+        )
+    else:
+        return (
+            f'<path class="marker open" d="M{x - r:.1f} {y - r:.1f} l{2 * r} {2 * r} m0 {-2 * r} l{-2 * r} {2 * r}"/>'
+        )
+    return f'<polygon class="{name}" points="{corners}"/>'
+
+
+def legend(styles: Mapping[str, int]) -> str:
+    """The series of the page, each with its line and marker."""
+    items = []
+    for label, style in styles.items():
+        strokes = " ".join(f"{length:g}" for length in dash(style))
+        stroke = f' stroke-dasharray="{strokes}"' if strokes else ""
+        items.append(
+            f'<span class="legend-item"><svg class="series s{style % 6}" width="44" height="14" aria-hidden="true">'
+            f'<line class="line" x1="2" x2="42" y1="7" y2="7"{stroke}/>{marker_svg(style, 22, 7)}</svg>'
+            f"{escape(label)}</span>"
+        )
+    return f'<p class="legend">{"".join(items)}</p>'
+
+
+def point_text(figure: Figure, series: Series, point: Point) -> str:
+    """What hovering over a point shows."""
+    metric = figure.metric
+    details = [metric.interval(point.low, point.high)]
+    details.append(f"{point.seeds} seeds, worst to best" if point.seeds > 1 else "95 % interval" if details[0] else "")
+    details.append(f"{point.examples} sequences" if point.examples else "")
+    shown = ", ".join(filter(None, details))
+    return f"{series.label} at {point.label}: {metric.text(point.value)}" + (f" ({shown})" if shown else "")
+
+
+def describe(figure: Figure) -> str:
+    """The figure in words, for those who do not see it."""
+    ends = "; ".join(
+        f"{series.label} {figure.metric.text(series.drawn[-1].value)} at {series.drawn[-1].label}"
+        for series in figure.series
+        if series.drawn
+    )
+    trained = f", trained to {figure.train_length}" if figure.edge is not None else ""
+    return f"{figure.title}, by {figure.x_label}{trained}. {ends}."

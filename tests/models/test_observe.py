@@ -1,0 +1,53 @@
+"""`observe` against what the model returns by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from traformer.models import TraformerConfig, TraformerForCausalLM
+from traformer.models.observe import observe
+
+
+def small(attention: str) -> TraformerForCausalLM:
+    torch.manual_seed(0)
+    config = TraformerConfig(
+        attention=attention, vocab_size=20, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    return TraformerForCausalLM(config).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["tra", "tra_plus", "rope", "cope", "fot", "selective"])
+def test_the_trace_is_what_the_model_did(attention):
+    model = small(attention)
+    ids = torch.arange(1, 15).view(2, 7)
+    wanted = model(ids, output_attentions=True, use_cache=False)
+    with observe(model, weights=True) as trace:
+        seen = model(ids, use_cache=False)
+    assert seen.attentions is None and torch.equal(seen.logits, model(ids, use_cache=False).logits)
+    assert [one.layer.layer_idx for one in trace] == [0, 1]
+    for one, weights in zip(trace, wanted.attentions, strict=True):
+        torch.testing.assert_close(one.weights, weights)
+        q, k, _ = one.layer.project(one.hidden_states)
+        k = k.repeat_interleave(2, dim=1)
+        torch.testing.assert_close(one.content_scores(), q @ k.transpose(-1, -2) * one.layer.scale)
+        assert torch.equal(one.content_scores(torch.tensor([2, 5])), one.content_scores()[:, :, [2, 5]])
+    assert all("attend" not in vars(one.layer) for one in trace)
+    if attention.startswith("tra"):
+        stats, decay = trace[0].reads(), trace[0].log_decay()
+        assert stats.kept.shape == decay.shape == (2, 4, 7)
+        assert torch.equal(stats.kept > 0, trace[0].weights.sum(-1) > 0)
+
+
+@torch.no_grad()
+def test_a_visitor_keeps_nothing_and_an_error_leaves_the_model_as_it_was():
+    model = small("tra")
+    seen = []
+    with observe(model, visit=lambda one: seen.append(one.weights)) as trace:
+        model(torch.arange(1, 8)[None], use_cache=False)
+    assert seen == [None, None] and trace == []
+    with pytest.raises(ZeroDivisionError), observe(model):
+        raise ZeroDivisionError
+    assert all("attend" not in vars(module) for module in model.modules())
