@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from traformer.ops import threshold_relative_attention
+from traformer.ops import available_backends, threshold_relative_attention
+from traformer.ops.threshold_relative.backends import BACKENDS
+
+# Backends that solve problems on this machine's CPU; triton does under TRITON_INTERPRET=1.
+HERE = [
+    name
+    for name in available_backends()
+    if BACKENDS[name].device in (None, "cpu") or os.environ.get("TRITON_INTERPRET") == "1"
+]
+FUSED = [name for name in HERE if BACKENDS[name].fused]
+DOUBLE = [name for name in HERE if torch.float64 in BACKENDS[name].dtypes]
+
+
+def finest_dtype(backend: str) -> torch.dtype:
+    """The most precise type that a backend takes."""
+    return BACKENDS[backend].dtypes[0]
+
 
 LENGTHS = (1, 2, 7, 8, 9, 63, 129)
 DECAYS = {

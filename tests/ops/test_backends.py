@@ -2,25 +2,24 @@
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
 
-from tests.ops.cases import DECAYS, LENGTHS, assert_all_close, make, oracle, run
+from tests.ops.cases import DECAYS, DOUBLE, FUSED, HERE, LENGTHS, assert_all_close, make, oracle, run
 from traformer.errors import InputError
-from traformer.ops import attention_stats, available_backends, threshold_relative_attention
-
-FUSED = [name for name in available_backends() if name in ("blockwise", "cpu")]
-DOUBLE = ("reference", "blockwise")
+from traformer.ops import attention_stats, threshold_relative_attention
 
 fused = pytest.mark.parametrize("backend", FUSED)
 
 
+@pytest.mark.parametrize("backend", [name for name in FUSED if name in DOUBLE])
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("length", LENGTHS)
-def test_blockwise_in_double(length, decay):
+def test_double_precision(backend, length, decay):
     inputs = make(queries=length, decay=decay)
-    assert_all_close(run(inputs, "blockwise", tolerance=0.0), oracle(inputs), rtol=1e-10, atol=1e-11)
+    assert_all_close(run(inputs, backend, tolerance=0.0), oracle(inputs), rtol=1e-10, atol=1e-11)
 
 
 @fused
@@ -43,7 +42,7 @@ def test_half_storage(backend, dtype):
     torch.testing.assert_close(got[4].double(), expected[4], rtol=4 * step, atol=16 * step)
 
 
-@pytest.mark.parametrize("backend", ["reference", *FUSED])
+@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("heads,key_heads", [(4, 4), (4, 2), (6, 2), (4, 1)])
 def test_grouped_heads(backend, heads, key_heads):
     inputs = make(heads=heads, key_heads=key_heads, queries=70, dtype=torch.float32)
@@ -137,7 +136,7 @@ def test_large_scores_take_no_harm(backend):
     assert_all_close(run(inputs, backend), oracle(inputs), rtol=2e-4, atol=2e-3)
 
 
-@pytest.mark.parametrize("backend", ["reference", *FUSED])
+@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("which", ["q", "k", "v", "log_decay"])
 def test_non_finite_input_stays_in_its_rows(backend, which, value):
@@ -196,7 +195,36 @@ def test_scores_planted_at_the_threshold(backend):
 
 
 @fused
-def test_dropout_rate_and_repeatability(backend):
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_rate(backend, p):
+    """Weights are laid open: equal scores, no decay, and value j the j-th unit vector, so out[i, j] is the weight."""
+    ones = torch.ones(4, 4, 64, 64)
+    units = torch.eye(64).expand(4, 4, 64, 64)
+    decay = torch.zeros(4, 4, 64)
+    weights = threshold_relative_attention(ones, ones, units, decay, dropout_p=p, dropout_seed=11, backend=backend)
+    seen = torch.ones(64, 64, dtype=torch.bool).tril().expand_as(weights)
+    whole = 1.0 / torch.arange(1, 65).view(64, 1).expand_as(weights)
+    alive = weights != 0
+    assert not alive[~seen].any()
+    torch.testing.assert_close(weights[alive], (whole / (1 - p))[alive], rtol=1e-5, atol=0.0)
+
+    def close(alive, seen):  # the share that survives, within 5 standard deviations
+        count = seen.sum()
+        return abs(alive.sum() / count - (1 - p)) < 5 * math.sqrt(p * (1 - p) / count)
+
+    assert close(alive, seen)
+    for part in range(4):  # every batch entry and every head draws its own
+        assert close(alive[part], seen[part]) and close(alive[:, part], seen[:, part])
+    for column in range(0, 48, 8):
+        assert close(alive[..., column], seen[..., column])
+    assert not torch.equal(alive[0, 0], alive[0, 1]) and not torch.equal(alive[0, 0], alive[1, 0])
+    both = alive[..., :-1] & alive[..., 1:] & seen[..., 1:]  # neighbours are independent
+    pairs = seen[..., 1:].sum()
+    assert abs(both.sum() / pairs - (1 - p) ** 2) < 5 * math.sqrt(0.25 / pairs)
+
+
+@fused
+def test_dropout_repeats_with_its_seed(backend):
     q, k, v, g = (x.detach() for x in make(queries=200, dtype=torch.float32))
     once = threshold_relative_attention(q, k, v, g, dropout_p=0.5, dropout_seed=1, backend=backend)
     same = threshold_relative_attention(q, k, v, g, dropout_p=0.5, dropout_seed=1, backend=backend)
@@ -242,6 +270,28 @@ BAD = {
     "tolerance": lambda a: {**a, "tolerance": 2.0},
     "scale": lambda a: {**a, "scale": 0.0},
     "heads": lambda a: {**a, "q": a["q"][:, :3], "log_decay": a["log_decay"][:, :3]},
+    "q must be a dense tensor, not a sparse_coo one": lambda a: {**a, "q": a["q"].to_sparse()},
+    "k must be a dense tensor, not a nested one": lambda a: {**a, "k": torch.nested.nested_tensor(list(a["k"]))},
+    "log_decay must be a tensor, not list": lambda a: {**a, "log_decay": a["log_decay"].tolist()},
+    "log_decay must not be -inf": lambda a: {**a, "log_decay": a["log_decay"] - torch.inf},
+    "threshold must be >= 0 everywhere, and not NaN": lambda a: {**a, "threshold": a["log_decay"] * torch.nan},
+    "threshold must be a number, not str": lambda a: {**a, "threshold": "0"},
+    "threshold must be a number >= 0": lambda a: {**a, "threshold": float("nan")},
+    "exclude_self must be a bool or a bool tensor [4], not list": lambda a: {**a, "exclude_self": [True] * 4},
+    "key_padding_mask must be a tensor, not list": lambda a: {**a, "key_padding_mask": [[True] * 8] * 2},
+    "cu_seqlens must be a tensor, not list": lambda a: {**a, "cu_seqlens": [0, 8]},
+    "query_start must be an int, not float": lambda a: {**a, "query_start": 0.0},
+    "score_bound must be a number, not str": lambda a: {**a, "score_bound": "4"},
+    "score_bound must be >= 0, not nan": lambda a: {**a, "score_bound": float("nan")},
+    "score_bound must be a float or [4]": lambda a: {**a, "score_bound": torch.ones(3)},
+    "tolerance must be a number, not NoneType": lambda a: {**a, "tolerance": None},
+    "scale must be a number, not list": lambda a: {**a, "scale": [1.0]},
+    "dropout_p must be a number, not str": lambda a: {**a, "dropout_p": "0.1"},
+    "dropout_seed must be an int or one int64, not float": lambda a: {**a, "dropout_p": 0.1, "dropout_seed": 0.5},
+    "surrogate_width must be a number, not str": lambda a: {**a, "surrogate_width": "0.5"},
+    "key_index must be a KeyIndex, not int": lambda a: {**a, "key_index": 3},
+    "unknown option 'treshold'; did you mean 'threshold'": lambda a: {**a, "treshold": 0.1},
+    "unknown backend '3'": lambda a: {**a, "backend": 3},
     "unknown backend 'blokwise'; did you mean 'blockwise'": lambda a: {**a, "backend": "blokwise"},
 }
 
@@ -250,7 +300,7 @@ BAD = {
 def test_bad_input_is_named(message):
     q, k, v, g = (x.detach() for x in make(queries=8, dtype=torch.float32))
     arguments = BAD[message]({"q": q, "k": k, "v": v, "log_decay": g})
-    with pytest.raises(InputError, match=message.replace("(", r"\(")) as caught:
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
         threshold_relative_attention(**arguments)
     assert "\n" not in str(caught.value)
 

@@ -5,12 +5,10 @@ import math
 import pytest
 import torch
 
-from tests.ops.cases import make
-from traformer.ops import attention_map, attention_stats, available_backends, threshold_relative_attention
+from tests.ops.cases import FUSED, finest_dtype, make
+from traformer.ops import attention_map, attention_stats, threshold_relative_attention
 from traformer.ops.threshold_relative import blockwise
 from traformer.ops.threshold_relative.bounds import log_tail
-
-FUSED = [name for name in available_backends() if name in ("blockwise", "cpu")]
 
 
 def required_reach(q, k, g, tolerance, needs_grad, bound):
@@ -47,7 +45,7 @@ def test_blockwise_reads_no_more_than_the_bound_requires(needs_grad):
 @pytest.mark.parametrize("tolerance", [0.1, 1e-3, 2**-24])
 @pytest.mark.parametrize("decay", ["init", "long", "steep", "tiny", "zero"])
 def test_error_is_within_its_bound(backend, tolerance, decay):
-    dtype = torch.float32 if backend == "cpu" else torch.float64
+    dtype = finest_dtype(backend)
     q, k, v, g = (x.detach() for x in make(queries=400, width=32, decay=decay, dtype=dtype))
     out = threshold_relative_attention(q, k, v, g, tolerance=tolerance, backend=backend)
     full = threshold_relative_attention(*(x.double() for x in (q, k, v, g)), backend="reference")
@@ -65,7 +63,7 @@ def test_tolerance_zero_reads_every_key(backend):
 
 @pytest.mark.parametrize("backend", FUSED)
 def test_gradient_error_is_of_the_order_of_the_tolerance(backend):
-    dtype = torch.float32 if backend == "cpu" else torch.float64
+    dtype = finest_dtype(backend)
     inputs = make(queries=500, width=32, dtype=dtype)
 
     def gradients(tolerance):

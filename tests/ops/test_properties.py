@@ -13,10 +13,9 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from tests.ops import drawn
+from tests.ops.cases import FUSED
 from tests.ops.drawn import not_finite_problems, problems
-from traformer.ops import available_backends
 
-FUSED = [name for name in available_backends() if name in ("blockwise", "cpu")]
 fused = pytest.mark.parametrize("backend", FUSED)
 many = settings(max_examples=25)
 

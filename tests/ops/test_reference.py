@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.ops.cases import LENGTHS, make
+from tests.ops.cases import DOUBLE, LENGTHS, make
 from traformer.ops import attention_map, threshold_relative_attention
 
 
@@ -55,7 +55,7 @@ def test_equals_the_definition_with_every_option():
 
 def test_gradients_by_finite_differences():
     inputs = make(batch=1, heads=2, key_heads=1, queries=9, width=8)
-    for backend in ("reference", "blockwise"):
+    for backend in DOUBLE:
         torch.autograd.gradcheck(
             lambda *x, b=backend: threshold_relative_attention(*x, backend=b, tolerance=0.0), inputs
         )

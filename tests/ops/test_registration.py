@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.ops.cases import make
+from tests.ops.cases import FUSED, HERE, make
 from traformer.ops import available_backends, threshold_relative_attention
 from traformer.ops.threshold_relative.options import make_problem
 from traformer.ops.threshold_relative.registration import forward_op
-
-FUSED = [name for name in available_backends() if name in ("blockwise", "cpu")]
 
 
 def arguments(backend, **changes):
@@ -33,7 +31,7 @@ def test_opcheck(backend, changes):
     torch.library.opcheck(forward_op, arguments(backend, **changes))
 
 
-@pytest.mark.parametrize("backend", ["reference", *FUSED])
+@pytest.mark.parametrize("backend", HERE)
 def test_one_graph_under_compile(backend):
     inputs = make(queries=33, dtype=torch.float32)
     graphs = []

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.ops.cases import DECAYS, make
+from tests.ops.cases import DECAYS, DOUBLE, FUSED, HERE, make
 from traformer.errors import InputError
-from traformer.ops import attention_map, attention_stats, available_backends, threshold_relative_attention
+from traformer.ops import attention_map, attention_stats, threshold_relative_attention
 
-BACKENDS = [name for name in available_backends() if name in ("reference", "blockwise", "cpu")]
 NAMES = ("out", "dq", "dk", "dv", "dlog_decay", "dthreshold")
 
 
@@ -50,7 +49,7 @@ def problem(**options):
     return inputs, threshold.double()
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
+@pytest.mark.parametrize("backend", DOUBLE)
 @pytest.mark.parametrize("width", [0.2, 0.5])
 def test_against_loops(backend, width):
     inputs, threshold = problem(batch=1, heads=2, key_heads=2, queries=13, width=8)
@@ -74,7 +73,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+@pytest.mark.parametrize("backend", FUSED)
 @pytest.mark.parametrize("decay", DECAYS)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_backends_agree(backend, decay, options):
@@ -83,7 +82,7 @@ def test_backends_agree(backend, decay, options):
         options = {"key_padding_mask": options["key_padding_mask"].expand(batch, -1)}
     inputs, threshold = problem(batch=batch, queries=150, width=16, decay=decay)
     expected = run(inputs, threshold, "reference", torch.float64, surrogate_width=0.5, **options)
-    single = backend == "cpu"
+    single = backend not in DOUBLE
     got = run(inputs, threshold, backend, torch.float32 if single else torch.float64, surrogate_width=0.5, **options)
     for name, a, b in zip(NAMES, got, expected, strict=True):
         scale = max(1.0, b.abs().max().item())
@@ -93,7 +92,7 @@ def test_backends_agree(backend, decay, options):
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE)
 def test_only_the_gradient_changes(backend):
     inputs, threshold = problem(queries=70, width=16)
     dtype = torch.float32
@@ -110,7 +109,7 @@ def test_only_the_gradient_changes(backend):
     assert hard[5].abs().max() > 0
 
 
-@pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "reference"])
+@pytest.mark.parametrize("backend", FUSED)
 def test_the_early_exit_stays(backend):
     """Removed keys do not keep a row reading: what is far in kept keys is still not read."""
     q, k, v, log_decay = (x.float() for x in problem(batch=1, heads=1, key_heads=1, queries=3000, width=64)[0])
@@ -122,7 +121,7 @@ def test_the_early_exit_stays(backend):
     assert plain < read < 2 * plain < 3000 / 2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("options", [{}, {"dropout_p": 0.5, "dropout_seed": 3}], ids=["plain", "dropout"])
 @pytest.mark.parametrize("decay", ["long", "steep"])  # steep: weights underflow, which hides nothing
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from typing_extensions import Unpack
 
 from traformer.errors import InputError
@@ -61,11 +62,13 @@ def threshold_relative_attention(
     tolerance       share of a row's weight that the early exit may drop, default 2^-24; 0 reads every key
     surrogate_width  w > 0: the result is the same, but its gradient is as if each key's weight were also multiplied by
                     sigmoid((s - threshold) / w), so that removed keys and the threshold learn (straight-through)
-    backend         "auto", "reference", "blockwise", "cpu", "triton". float64 runs on "reference" and "blockwise",
-                    second derivatives and torch.func transforms (grad, vmap, ...) on "reference"
+    backend         "auto", "reference", "blockwise", "cpu", "triton". float64 runs on "reference" and "blockwise";
+                    second derivatives, torch.func transforms and forward mode on "reference", which "auto" takes there
     """
     problem = make_problem(q, k, v, log_decay, options)
-    chosen = choose_backend(backend, q.device, q.dtype, q.shape[3])
+    if forward_ad._current_level >= 0 and options.get("surrogate_width") is not None:
+        raise InputError("surrogate_width is a rule for gradients: it has no forward-mode derivative; leave it out")
+    chosen = _choose(backend, problem)
     if problem.key_low is not None and chosen != "cpu":
         raise InputError(f"key_index needs the compiled backend 'cpu', not {chosen!r}; leave it out")
     if not BACKENDS[chosen].fused:
@@ -102,6 +105,26 @@ def attention_stats(
         result = _run(problem, chosen)
     position = problem.query_start + torch.arange(q.shape[2], device=q.device, dtype=torch.int32)
     return AttentionStats((position + 1 - result.reach).clamp(min=0), result.kept)
+
+
+def _choose(backend: str, problem: Problem) -> str:
+    """The backend that runs: under a torch.func transform, or in forward mode, one of plain torch."""
+    q = problem.q
+    if not torch.compiler.is_compiling() and _is_transformed():
+        if backend == "auto":
+            return "reference"
+        chosen = choose_backend(backend, q.device, q.dtype, q.shape[3])
+        if BACKENDS[chosen].fused:
+            raise InputError(
+                f"backend {backend!r} takes no part in torch.func transforms and forward-mode derivatives; "
+                "use backend='reference' or 'auto'"
+            )
+        return chosen
+    return choose_backend(backend, q.device, q.dtype, q.shape[3])
+
+
+def _is_transformed() -> bool:
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def _run(problem: Problem, backend: str) -> Forward:

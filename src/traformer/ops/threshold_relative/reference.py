@@ -38,6 +38,10 @@ class _Substitute(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad, None, None
 
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+        return tangent.clone()  # torch asks for a tensor of its own
+
 
 def substitute(x: Tensor, where: Tensor, value: float) -> Tensor:
     """x with `value` where `where` is True, x's own gradient everywhere. `where` has the shape of x."""

@@ -73,8 +73,9 @@ def _backward(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     saved = Saved(*tensors[:3])
     values = [other if x is None else x for x, other in zip(tensors[3:], ctx.others, strict=True)]
     gradients = Gradients(*backward_op(ctx.backend, grad_out, *saved, *values))._asdict()
-    if gradients["threshold"].numel() == 0 or values[FIELDS.index("threshold")] is None:
-        gradients["threshold"] = None  # no surrogate, or a threshold that is a plain number
+    problem = Problem.unflatten(values)
+    if problem.threshold is None or not problem.surrogate_width:
+        gradients["threshold"] = None
     return (None, *(gradients.get(name) for name in FIELDS))
 
 
