@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from traformer.ops.threshold_relative.decision import decide
 from traformer.ops.threshold_relative.dropout import row_keys, survivors
@@ -38,6 +39,10 @@ class _Substitute(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad, None, None
 
+
+class _SubstituteInForwardMode(_Substitute):
+    """A class of its own, since torch.compile refuses functions that have a jvp."""
+
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
         return tangent.clone()  # torch asks for a tensor of its own
@@ -45,7 +50,8 @@ class _Substitute(torch.autograd.Function):
 
 def substitute(x: Tensor, where: Tensor, value: float) -> Tensor:
     """x with `value` where `where` is True, x's own gradient everywhere. `where` has the shape of x."""
-    result: Tensor = _Substitute.apply(x, where, value)
+    function = _Substitute if forward_ad._current_level < 0 else _SubstituteInForwardMode
+    result: Tensor = function.apply(x, where, value)
     return result
 
 
