@@ -100,6 +100,11 @@ class ThresholdRelativeAttention(AttentionLayer):
         """What a score must exceed: one number, or [B, Hq, T]."""
         return self.option["threshold"]
 
+    def keeps(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
+        """Keys above the threshold in an `attend` on the same tensors, bool [B, Hq, T, Tk]; for looking at."""
+        q, log_decay, options, _ = self._problem(q, k, hidden_states, context)
+        return attention_map(q, k, log_decay, **options).keep
+
     def reads(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionStats:
         """Keys read and kept by each query of an `attend` on the same tensors; for measurement."""
         q, log_decay, options, speed = self._problem(q, k, hidden_states, context)

@@ -122,6 +122,9 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             result = result + F.softplus(widened(self.threshold_proj(hidden_states))).transpose(1, 2)
         return result
 
+    def keeps(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
+        return super().keeps(q, k, hidden_states, context) if self.option["removal"] else None
+
     def attend(  # type: ignore[override]
         self,
         q: Tensor,

@@ -48,6 +48,11 @@ class Attended:
         decay: Tensor = self.layer.log_decay(self.hidden_states)  # type: ignore[operator]
         return decay
 
+    def keep(self) -> Tensor | None:
+        """Which keys stay in the softmax, bool [B, Hq, T, Tk]; None for methods that remove none."""
+        keeps = getattr(self.layer, "keeps", None)
+        return None if keeps is None else keeps(self.q, self.k, self.hidden_states, self.context)
+
     def reads(self) -> AttentionStats | None:
         """How many keys each query read and kept; None for methods that do not count them."""
         count = getattr(self.layer, "reads", None)

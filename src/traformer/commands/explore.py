@@ -1,0 +1,48 @@
+"""`tra explore`: one HTML page on which a person sees what each head looks at, keeps and removes."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from traformer.commands.arguments import add_device, add_lengths, add_threads, joined
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of one task, shown side by side")
+    parser.add_argument("--prompt", help="look at this text instead of an example of the task")
+    parser.add_argument(
+        "--task-example", type=int, default=0, metavar="N", help="number of the test example (default 0)"
+    )
+    add_lengths(parser)
+    parser.add_argument("--split", help="the task's split, such as sparse for flip_flop (default: its first)")
+    parser.add_argument("--step", type=int, help="checkpoint to look at (default: the newest)")
+    add_device(parser)
+    add_threads(parser)
+    parser.add_argument("--title", help="the page's title")
+    parser.add_argument("--out", default="explore.html", metavar="PAGE", help="the page (default explore.html)")
+
+
+def main(args: argparse.Namespace) -> None:
+    from traformer.commands.watching import ShownWatcher
+    from traformer.devices import set_threads
+    from traformer.evaluation.explore import explore_runs
+    from traformer.reports.explore import explore_page
+    from traformer.storage import write_atomically
+
+    set_threads(args.threads)
+    with ShownWatcher() as watcher:
+        exploration = explore_runs(
+            args.runs,
+            prompt=args.prompt,
+            example=args.task_example,
+            lengths=joined(args.lengths),
+            split=args.split,
+            title=args.title,
+            device=args.device,
+            step=args.step,
+            watcher=watcher,
+        )
+    out = Path(args.out)
+    write_atomically(out, explore_page(exploration))
+    print(f"open {out} in a browser")

@@ -1,0 +1,405 @@
+"use strict";
+// Draws one exploration. The page's data is JSON in #data; all text reaches the page as textContent, never as HTML.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const WINDOW = 400; // tokens shown at once; longer inputs are walked through in windows
+  const TOP_KEYS = 8;
+  const state = { view: 0, query: null, heads: data.runs.map((run) => [...run.opening]), start: data.runs.map(() => 0) };
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const make = (tag, attributes = {}, text = null) => {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    if (text !== null) element.textContent = text;
+    return element;
+  };
+  const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const share = (value) => `${(100 * value).toFixed(1)} %`;
+
+  // Decoding. A head's rows lie one after another in the order of view.queries. -------------------------------------
+  const decoded = new WeakMap();
+  function decodeHead(view, head) {
+    if (decoded.has(head)) return decoded.get(head);
+    const raw = bytes(head.weights);
+    const words = new DataView(raw.buffer);
+    const rows = [];
+    let place = 0;
+    for (let r = 0; r < view.queries.length; r++) {
+      const count = words.getUint16(place, true);
+      place += 2;
+      const keys = new Uint32Array(count);
+      const weights = new Float32Array(count);
+      for (let e = 0; e < count; e++, place += 6) {
+        keys[e] = words.getUint32(place, true);
+        weights[e] = words.getInt16(place + 4, true) / 32767;
+      }
+      rows.push({ keys, weights });
+    }
+    const found = { rows, kept: head.kept ? bytes(head.kept) : null, buckets: head.buckets ? bytes(head.buckets) : null };
+    decoded.set(head, found);
+    return found;
+  }
+
+  // What one head does at one query: weights by key, kept keys and contextual distances up to the query.
+  function readRow(view, head, row) {
+    const query = view.queries[row];
+    const found = decodeHead(view, head);
+    const weights = new Map();
+    found.rows[row].keys.forEach((key, e) => weights.set(key, found.rows[row].weights[e]));
+    if (!found.kept) return { query, weights, kept: null, distance: null, gate: null, reach: null };
+    const stride = (view.tokens.length + 7) >> 3;
+    const kept = new Uint8Array(query + 1);
+    const distance = new Uint32Array(query + 1);
+    let count = 0;
+    for (let key = query; key >= 0; key--) {
+      kept[key] = (found.kept[row * stride + (key >> 3)] >> (key & 7)) & 1;
+      if (kept[key]) distance[key] = ++count;
+    }
+    const gate = head.gates ? head.gates[row] : null;
+    // The gate's reach: how many kept keys until it has taken 99 % of a weight.
+    const reach = gate === null ? null : gate < 0 ? Math.ceil(Math.log(0.01) / gate) : Infinity;
+    return { query, weights, kept, distance, gate, reach };
+  }
+
+  function colour(weight) {
+    const tone = weight < 0 ? css("--negative") : css("--weight");
+    return `rgba(${tone},${Math.min(1, Math.sqrt(Math.abs(weight)))})`;
+  }
+
+  function nearestRow(view, query) {
+    let best = 0;
+    view.queries.forEach((q, r) => {
+      if (Math.abs(q - query) < Math.abs(view.queries[best] - query)) best = r;
+    });
+    return best;
+  }
+
+  // Building ------------------------------------------------------------------------------------------------------
+  const name = (id) => data.vocabulary[id] ?? `#${id}`;
+  const shown = (id) => name(id).replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+  const panels = data.runs.map(buildRun);
+  buildControls();
+  buildPlot();
+  draw();
+
+  function buildControls() {
+    const slider = document.getElementById("length");
+    const lengths = data.runs[0].views.length;
+    slider.max = lengths - 1;
+    if (lengths < 2) slider.closest("label").hidden = true;
+    slider.addEventListener("input", () => {
+      state.view = Number(slider.value);
+      state.query = null;
+      state.start.fill(0);
+      draw();
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.target.matches("input,select,summary") || event.ctrlKey || event.metaKey || event.altKey) return;
+      const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+      const move = moves[event.key];
+      if (move) {
+        event.preventDefault();
+        if (move[0]) moveQuery(move[0]);
+        else moveHead(event.target.closest(".run"), move[1]);
+      } else if (event.key === "[" || event.key === "]") {
+        slider.value = state.view + (event.key === "]" ? 1 : -1);
+        slider.dispatchEvent(new Event("input"));
+      }
+    });
+  }
+
+  function moveQuery(step) {
+    const view = data.runs[0].views[state.view];
+    const row = Math.min(view.queries.length - 1, Math.max(0, nearestRow(view, state.query) + step));
+    setQuery(view.queries[row]);
+  }
+
+  function moveHead(where, step) {
+    panels.forEach((panel, index) => {
+      if (where && panel.section !== where) return;
+      const run = data.runs[index];
+      const [layer, head] = state.heads[index];
+      const flat = (layer * run.heads + head + step + run.layers * run.heads) % (run.layers * run.heads);
+      state.heads[index] = [Math.floor(flat / run.heads), flat % run.heads];
+    });
+    draw();
+  }
+
+  function setQuery(query) {
+    state.query = query;
+    state.start.fill(Math.max(0, query - WINDOW + 20));
+    draw();
+  }
+
+  function buildRun(run, index) {
+    const section = make("section", { class: "run", "aria-labelledby": `run-${index}` });
+    section.append(make("h2", { id: `run-${index}` }, run.label), make("p", { class: "sub" }, run.summary));
+    const verdict = make("p", {});
+    section.append(verdict, make("h3", { id: `heads-${index}` }, "Layers and heads"));
+    const grid = make("div", { class: "heads", role: "radiogroup", "aria-labelledby": `heads-${index}` });
+    const buttons = [];
+    for (let layer = 0; layer < run.layers; layer++) {
+      for (let head = 0; head < run.heads; head++) {
+        const button = make("button", { class: "head", type: "button", role: "radio" });
+        const canvas = make("canvas", { "aria-hidden": "true" });
+        button.append(canvas, document.createTextNode(`L${layer + 1} H${head + 1}`));
+        button.setAttribute("aria-label", `layer ${layer + 1}, head ${head + 1}`);
+        button.addEventListener("click", () => {
+          state.heads[index] = [layer, head];
+          draw();
+        });
+        grid.append(button);
+        buttons.push({ button, canvas, layer, head });
+      }
+    }
+    section.append(grid);
+    const strip = make("canvas", { class: "strip", role: "img" });
+    strip.addEventListener("click", (event) => {
+      const box = strip.getBoundingClientRect();
+      const tokens = run.views[state.view].tokens.length;
+      const key = Math.floor(((event.clientX - box.left) / box.width) * tokens);
+      state.start[index] = Math.max(0, Math.min(tokens - WINDOW, key - WINDOW / 2));
+      draw();
+    });
+    section.append(make("h3", {}, "All keys of the query, left to right"), strip);
+    const walk = make("div", { class: "window" });
+    const back = make("button", { type: "button" }, "earlier tokens");
+    const on = make("button", { type: "button" }, "later tokens");
+    const range = make("span", { class: "sub" });
+    for (const [button, step] of [[back, -WINDOW / 2], [on, WINDOW / 2]]) {
+      button.addEventListener("click", () => {
+        const tokens = run.views[state.view].tokens.length;
+        state.start[index] = Math.max(0, Math.min(tokens - WINDOW, state.start[index] + step));
+        draw();
+      });
+    }
+    walk.append(back, on, range);
+    const tokens = make("div", {
+      class: "tokens", tabindex: "0", role: "group",
+      "aria-label": `tokens of ${run.label}; left and right arrows choose the query`,
+    });
+    section.append(make("h3", {}, "Tokens"), walk, tokens);
+    const said = make("p", { "aria-live": "polite" });
+    const table = make("table", {});
+    const scroll = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "strongest keys" });
+    scroll.append(table);
+    section.append(said, scroll);
+    const enlarged = make("details", {});
+    enlarged.append(make("summary", {}, "This head's whole map (queries down, keys across)"));
+    const large = make("canvas", { class: "large", role: "img" });
+    enlarged.append(large);
+    enlarged.addEventListener("toggle", draw);
+    section.append(enlarged);
+    document.getElementById("runs").append(section);
+    return { section, verdict, buttons, strip, walk, range, tokens, said, table, enlarged, large };
+  }
+
+  // The deciding key's weight as the input grows: one line per run, the trained length marked.
+  function buildPlot() {
+    const figure = document.getElementById("growth");
+    const runs = data.runs.filter((run) => run.growth.length > 1);
+    if (!runs.length) return;
+    figure.hidden = false;
+    const width = 640, height = 260, left = 52, right = 120, top = 16, bottom = 40;
+    const lengths = runs.flatMap((run) => run.growth.map((point) => point.tokens));
+    const low = Math.log2(Math.min(...lengths)), high = Math.log2(Math.max(...lengths));
+    const x = (tokens) => left + ((Math.log2(tokens) - low) / (high - low || 1)) * (width - left - right);
+    const y = (value) => top + (1 - value) * (height - top - bottom);
+    const svg = (tag, attributes, text) => {
+      const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+      for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+      if (text !== undefined) element.textContent = text;
+      return element;
+    };
+    const words = runs.map((run) => `${run.label}: ` + run.growth.map((p) => `${share(p.weight)} at ${p.tokens}`).join(", "));
+    const plot = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": words.join(". ") });
+    for (const value of [0, 0.5, 1]) {
+      plot.append(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "rule" }));
+      plot.append(svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end", class: "soft" }, `${100 * value} %`));
+    }
+    for (const tokens of new Set(lengths)) {
+      plot.append(svg("text", { x: x(tokens), y: height - 20, "text-anchor": "middle", class: "soft" }, tokens.toLocaleString("en")));
+    }
+    plot.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle", class: "soft" }, "tokens"));
+    const ends = [];
+    runs.forEach((run, index) => {
+      const colour = `var(--s${index % 4})`;
+      const points = run.growth.map((point) => `${x(point.tokens)},${y(point.weight)}`).join(" ");
+      plot.append(svg("polyline", { points, fill: "none", stroke: colour, "stroke-width": 2.5 }));
+      run.growth.forEach((p) => plot.append(svg("circle", { cx: x(p.tokens), cy: y(p.weight), r: 3.5, fill: colour })));
+      let place = y(run.growth.at(-1).weight) + 4;
+      while (ends.some((end) => Math.abs(end - place) < 14)) place += 14;
+      ends.push(place);
+      plot.append(svg("text", { x: width - right + 10, y: place, style: `fill:${colour};font-weight:650` }, run.label));
+    });
+    figure.prepend(plot);
+  }
+
+  // Drawing -------------------------------------------------------------------------------------------------------
+  function draw() {
+    const views = data.runs[0].views;
+    const view = views[state.view];
+    document.getElementById("length").value = state.view;
+    document.getElementById("length").setAttribute("aria-valuetext", `${view.tokens.length} tokens`);
+    document.getElementById("length-text").textContent = `${view.tokens.length.toLocaleString("en")} tokens`;
+    if (state.query === null || !view.queries.includes(state.query)) {
+      state.query = view.queries[state.query === null ? view.opening : nearestRow(view, state.query)];
+      state.start.fill(Math.max(0, state.query - WINDOW + 20));
+    }
+    data.runs.forEach((run, index) => drawRun(run, index));
+  }
+
+  function drawRun(run, index) {
+    const panel = panels[index];
+    const view = run.views[state.view];
+    const [layer, head] = state.heads[index];
+    const chosen = view.layers[layer][head];
+    const row = nearestRow(view, state.query);
+    const seen = readRow(view, chosen, row);
+    drawVerdict(panel, view);
+    for (const item of panel.buttons) {
+      const active = item.layer === layer && item.head === head;
+      item.button.setAttribute("aria-checked", String(active));
+      item.button.tabIndex = active ? 0 : -1;
+      drawMap(item.canvas, view.layers[item.layer][item.head].map, view.cells);
+    }
+    drawStrip(panel.strip, run, view, chosen, seen, row);
+    drawTokens(panel, run, index, view, seen, row);
+    drawWords(panel, view, seen, row, layer, head);
+    panel.large.setAttribute("aria-label", `attention map of layer ${layer + 1}, head ${head + 1}`);
+    if (panel.enlarged.open) drawMap(panel.large, chosen.map, view.cells);
+  }
+
+  function drawVerdict(panel, view) {
+    panel.verdict.replaceChildren();
+    if (!view.answers.length) return;
+    const right = view.answers.filter((answer) => answer.predicted === answer.truth).length;
+    const all = right === view.answers.length;
+    panel.verdict.append(
+      make("span", { class: all ? "good" : "bad" }, `${right} of ${view.answers.length}`),
+      document.createTextNode(" answers of this sequence are right."),
+    );
+  }
+
+  function drawMap(canvas, map, cells) {
+    const values = bytes(map);
+    if (canvas.dataset.map === map && canvas.dataset.tone === css("--weight")) return;
+    canvas.dataset.map = map;
+    canvas.dataset.tone = css("--weight");
+    canvas.width = canvas.height = cells;
+    const context = canvas.getContext("2d");
+    const image = context.createImageData(cells, cells);
+    const tone = css("--weight").split(",").map(Number);
+    values.forEach((value, place) => {
+      image.data.set([...tone, value], 4 * place);
+    });
+    context.putImageData(image, 0, 0);
+  }
+
+  function drawStrip(canvas, run, view, chosen, seen, row) {
+    const tokens = view.tokens.length;
+    const ratio = window.devicePixelRatio || 1;
+    const width = (canvas.width = Math.max(200, Math.round(canvas.clientWidth * ratio)));
+    const height = (canvas.height = Math.round(64 * ratio));
+    const context = canvas.getContext("2d");
+    const x = (key) => (key / tokens) * width;
+    const bar = Math.max(1, width / tokens);
+    if (seen.kept && seen.reach !== null) {
+      let first = seen.query;
+      for (let key = seen.query; key >= 0; key--) if (seen.kept[key] && seen.distance[key] <= seen.reach) first = key;
+      context.fillStyle = css("--band");
+      context.fillRect(x(first), 0, x(seen.query + 1) - x(first), height);
+    }
+    if (chosen.buckets) {
+      const buckets = decodeHead(view, chosen).buckets;
+      context.fillStyle = `rgba(${css("--weight")},.35)`;
+      for (let b = 0; b < view.buckets; b++) {
+        const tall = (buckets[row * view.buckets + b] / 255) * (height - 8);
+        context.fillRect((b / view.buckets) * width, height - 6 - tall, width / view.buckets, tall);
+      }
+    }
+    seen.weights.forEach((weight, key) => {
+      context.fillStyle = weight < 0 ? `rgb(${css("--negative")})` : `rgb(${css("--weight")})`;
+      const tall = Math.max(1, Math.abs(weight) * (height - 8));
+      context.fillRect(x(key), height - 6 - tall, bar, tall);
+    });
+    if (seen.kept) {
+      context.fillStyle = css("--soft");
+      for (let key = 0; key <= seen.query; key++) if (!seen.kept[key]) context.fillRect(x(key), height - 3, bar, 3);
+    }
+    context.fillStyle = css("--ink");
+    context.fillRect(x(seen.query), 0, Math.max(1, ratio), height);
+    canvas.setAttribute("aria-label", `weights of all ${tokens} keys for query ${seen.query}; the table below has the largest`);
+  }
+
+  function drawTokens(panel, run, index, view, seen, row) {
+    const tokens = view.tokens.length;
+    const start = tokens <= WINDOW ? 0 : Math.max(0, Math.min(tokens - WINDOW, state.start[index]));
+    const end = Math.min(tokens, start + WINDOW);
+    panel.walk.hidden = tokens <= WINDOW;
+    panel.range.textContent = `tokens ${start}–${end - 1} of ${tokens}`;
+    const answers = new Map(view.answers.map((answer) => [answer.place, answer]));
+    const rows = new Set(view.queries);
+    const pieces = [];
+    for (let key = start; key < end; key++) {
+      const token = make("span", { class: "token" }, shown(view.tokens[key]));
+      const classes = token.classList;
+      if (key > seen.query) classes.add("later");
+      else {
+        const weight = seen.weights.get(key) ?? 0;
+        if (weight) token.style.backgroundColor = colour(weight);
+        if (seen.kept && !seen.kept[key]) classes.add("removed");
+        if (seen.kept && seen.reach !== null && seen.kept[key] && seen.distance[key] <= seen.reach) classes.add("reach");
+        token.title = describe(view, seen, key);
+      }
+      if (key === seen.query) classes.add("query");
+      if (view.sources[row].includes(key)) classes.add("source");
+      const answer = answers.get(key);
+      if (answer) classes.add("answer", answer.predicted === answer.truth ? "right" : "wrong");
+      if (rows.has(key)) token.addEventListener("click", () => setQuery(key));
+      else classes.add("silent");
+      pieces.push(token);
+    }
+    panel.tokens.replaceChildren(...pieces);
+  }
+
+  function describe(view, seen, key) {
+    const parts = [`key ${key} “${shown(view.tokens[key])}”`, `weight ${(seen.weights.get(key) ?? 0).toFixed(4)}`];
+    if (seen.kept) parts.push(seen.kept[key] ? `contextual distance ${seen.distance[key]}` : "removed");
+    parts.push(`ordinary distance ${seen.query - key}`);
+    return parts.join(", ");
+  }
+
+  function drawWords(panel, view, seen, row, layer, head) {
+    const query = seen.query;
+    const words = [`Layer ${layer + 1}, head ${head + 1}, query ${query} “${shown(view.tokens[query])}”.`];
+    const answer = view.answers.find((item) => item.place === query + 1);
+    if (answer) words.push(`It predicts “${shown(answer.predicted)}”; the answer is “${shown(answer.truth)}”.`);
+    if (seen.kept) {
+      const kept = seen.kept.reduce((sum, bit) => sum + bit, 0);
+      words.push(`It keeps ${kept} of ${query + 1} keys.`);
+    }
+    if (seen.reach !== null) {
+      words.push(`Its gate has taken 99 % after ${seen.reach === Infinity ? "no number of" : seen.reach} kept keys.`);
+    }
+    const deciding = view.sources[row];
+    if (deciding.length) {
+      const weight = deciding.reduce((sum, key) => sum + (seen.weights.get(key) ?? 0), 0);
+      words.push(`Weight on what decides the answer (key ${deciding.join(" and ")}): ${share(weight)}.`);
+    }
+    panel.said.textContent = words.join(" ");
+    const header = ["key", "token", "weight", ...(seen.kept ? ["contextual distance"] : []), "ordinary distance"];
+    const rows = [...seen.weights].sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).slice(0, TOP_KEYS);
+    const line = (cells, tag) => {
+      const tr = make("tr");
+      cells.forEach((cell) => tr.append(make(tag, tag === "th" ? { scope: "col" } : {}, String(cell))));
+      return tr;
+    };
+    const body = rows.map(([key, weight]) =>
+      line([key, shown(view.tokens[key]), weight.toFixed(4), ...(seen.kept ? [seen.distance[key]] : []), query - key], "td"),
+    );
+    panel.table.replaceChildren(make("caption", { class: "sub" }, "Strongest keys"), line(header, "th"), ...body);
+  }
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  window.addEventListener("resize", draw);
+})();
