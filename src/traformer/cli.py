@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explore": ("traformer.commands.explore", "write a page that shows what each head looks at, keeps and removes"),
     "report": ("traformer.commands.report", "write report.html and report.md from run folders"),
     "sweep": ("traformer.commands.sweep", "run every cell of an experiment: train, evaluate, report"),
+    "reproduce": ("traformer.commands.reproduce", "the paper's tables: run what is missing, print them with verdicts"),
     "demo": ("traformer.commands.demo", "TRA beside RoPE on two tasks, in minutes on two cores"),
     "bench": ("traformer.commands.bench", "measure speed and memory"),
 }

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.reports.made import measurement
-from traformer.experiments import what_works
+from traformer.experiments import recall_in_text, what_works
 from traformer.experiments.protocol import (
     FAILS,
     HOLDS,
@@ -191,9 +191,11 @@ def test_summary_as_a_program(tmp_path, capsys):
     assert main([]) == 2
 
 
-def test_what_works_is_declared_in_full():
-    declared = what_works.PROTOCOL
-    assert len(declared.rates) >= 4 and len(declared.seeds) >= 5 and declared.examples >= 512
+@pytest.mark.parametrize("module", [what_works, recall_in_text], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_experiments_are_declared_in_full(module):
+    declared = module.PROTOCOL
+    assert len(declared.rates) >= 4 and len(declared.seeds) >= 5
+    assert declared.examples >= (512 if module is what_works else 128)  # a sequence of recall has six answers
     assert not {0, 1, 2, 3} & set(declared.seeds)  # the seeds that tra_plus was designed with
     known = {(setting, arm.name) for setting, wave in declared.waves for arm in wave}
     for hypothesis in declared.hypotheses:

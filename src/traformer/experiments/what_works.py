@@ -5,7 +5,8 @@ search over at least four rates on the training distribution, then five seeds th
 `tra_plus` has seen, 512 sequences for each length. One command, which can be stopped and given again:
 
     tra sweep what_works --out runs/what_works
-    tra report runs/what_works --out results/what_works
+    tra report runs/what_works --experiment what_works
+    python -m traformer.experiments.summary what_works runs/what_works results/what_works
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ PARTS = (
     Arm("no_temperature", "tra_plus", {"temperature": False}),
 )
 DECISIVE = (*arms("tra_plus"), *PARTS)
+EQUAL = arms("rope_equal", "fot_equal", "alibi_equal", "stick_breaking_equal")  # with what tra_plus gives its heads
 FIRST_PEERS = arms("tra", "rope", "fot", "alibi", "stick_breaking")
 OTHER_PEERS = arms("nope", "cope", "asentmax", "ssmax", "selective", "differential", "t5", "fire", "lstm")
 
@@ -49,6 +51,7 @@ COPY_4X, COPY_8X = Place("copy", "test", 24), Place("copy", "test", 48)
 FLIP_FLOP_8X = tuple(Place("flip_flop", split, 256) for split in ("iid", "sparse", "dense"))
 SPARSE_8X = FLIP_FLOP_8X[1]
 _RIVALS = tuple(arm.name for arm in (*FIRST_PEERS, *OTHER_PEERS))
+_EQUAL = tuple(arm.name for arm in EQUAL)
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
     AtLeast("W1", "tra_plus copies 90 % at 4 times the trained length", "tra_plus", (COPY_4X,), 0.9),
@@ -69,6 +72,11 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
           0.05),
     Beats("W10", "sparse flip-flop at 8x: tra_plus is 5 points or more better than every peer as published",
           "tra_plus", _RIVALS, (SPARSE_8X,), 0.05),
+    # W11 and W12 were declared after W1 to W10 had begun to run, before any arm with the equal recipe did.
+    Beats("W11", "copy at 4x: tra_plus is 10 points better than every peer with the equal recipe", "tra_plus", _EQUAL,
+          (COPY_4X,), 0.1),
+    Beats("W12", "sparse flip-flop at 8x: tra_plus is 5 points better than every peer with the equal recipe",
+          "tra_plus", _EQUAL, (SPARSE_8X,), 0.05),
 )  # fmt: skip
 
 PROTOCOL = Protocol(
@@ -76,8 +84,13 @@ PROTOCOL = Protocol(
     waves=(
         ("copy", DECISIVE[:3]),
         ("copy", DECISIVE[3:]),
-        ("copy", FIRST_PEERS),
-        ("flip_flop", DECISIVE),
+        ("copy", EQUAL[:2]),
+        ("copy", FIRST_PEERS[:3]),
+        ("flip_flop", DECISIVE[:3]),
+        ("copy", EQUAL[2:]),
+        ("flip_flop", EQUAL),
+        ("copy", FIRST_PEERS[3:]),
+        ("flip_flop", DECISIVE[3:]),
         ("copy", OTHER_PEERS),
         ("flip_flop", FIRST_PEERS),
         ("flip_flop", OTHER_PEERS),

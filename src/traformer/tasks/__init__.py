@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from traformer.errors import unknown_name
+from traformer.tasks.algorithmic import Algorithmic
 from traformer.tasks.base import Batch, Split, Task, parse_lengths
 from traformer.tasks.copy import Copy
 from traformer.tasks.flip_flop import FlipFlop
@@ -18,10 +19,13 @@ from traformer.tasks.overlaps import Overlap, overlap
 from traformer.tasks.recall import Recall
 from traformer.tasks.text import Text
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (FlipFlop, Copy, Induction, Instructions, Recall, Text)}
+TASKS: dict[str, type[Task]] = {
+    task.name: task for task in (FlipFlop, Copy, Induction, Instructions, Recall, Algorithmic, Text)
+}
 
 __all__ = [
     "TASKS",
+    "Algorithmic",
     "Batch",
     "Copy",
     "FlipFlop",

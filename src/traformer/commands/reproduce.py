@@ -1,0 +1,152 @@
+"""`tra reproduce TABLE`: one of the paper's tables, or all: run what is missing, then print it with its verdicts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from traformer.commands.arguments import positive_int
+from traformer.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from traformer.experiments.paper import Part
+    from traformer.experiments.paper_results import Summary
+    from traformer.experiments.protocol import Verdict
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from traformer.experiments.paper import SCALES, TABLE_NAMES
+
+    parser.add_argument("table", metavar="TABLE", help=f"{', '.join(TABLE_NAMES)} or all")
+    parser.add_argument(
+        "--scale",
+        required=True,
+        choices=SCALES,
+        help="smoke: seconds, shows only that it works; laptop: the paper's lengths, small models; paper: as published",
+    )
+    parser.add_argument("--seeds", type=positive_int, help="seeds of every method (default: the table's own)")
+    parser.add_argument("--out", metavar="DIR", help="where the runs go (default: runs/reproduce-SCALE)")
+    parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads of a cell)")
+    parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local")
+
+
+def main(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from traformer.experiments.paper import COST, TABLE_NAMES, TABLES, parts_of
+
+    if args.table != "all" and args.table not in TABLE_NAMES:
+        raise unknown_name("table", args.table, (*TABLE_NAMES, "all"))
+    if args.ray and args.jobs:
+        raise InputError("--jobs is for this machine's processes; on Ray the cluster decides, so leave it out")
+    out = Path(args.out or f"runs/reproduce-{args.scale}")
+    failed = 0
+    for name in TABLE_NAMES if args.table == "all" else [args.table]:
+        if name == COST:
+            _cost(args.scale, out / COST)
+            continue
+        print(f"\n{TABLES[name].title} (scale {args.scale})")
+        parts = parts_of(name, args.scale)
+        failed += _run([cell for part in parts for cell in part.cells(args.seeds)], out / name, args)
+        _show(parts, out / name, args)
+    return 1 if failed else 0
+
+
+def _run(cells: list, out: Path, args: argparse.Namespace) -> int:
+    """Run the cells that are not done; the number that failed. Smoke cells are short and share this process."""
+    if args.scale == "smoke" and not args.ray:
+        from traformer.sweeps.cell import run_cell
+
+        for cell in cells:
+            run_cell(cell, out / cell.name, quiet=True)
+        return 0
+    from traformer.sweeps.local import run_sweep
+    from traformer.sweeps.overview import Overview
+    from traformer.sweeps.ray import run_ray_sweep
+
+    with Overview() as view:
+        states = run_ray_sweep(cells, out, args.ray, view) if args.ray else run_sweep(cells, out, args.jobs, view)
+    failed = [state for state in states if state.status == "failed"]
+    for state in failed:
+        print(f"failed: {state.cell.name}: {state.message}")
+    return len(failed)
+
+
+def _show(parts: list[Part], out: Path, args: argparse.Namespace) -> None:
+    """Print every part's table and verdicts, and write them beside the runs as table.md."""
+    import json
+    from dataclasses import asdict
+
+    from traformer.experiments.paper_results import summaries, verdicts
+    from traformer.experiments.summary import markdown_verdicts
+    from traformer.storage import write_atomically
+    from traformer.terminal import new_table, show
+
+    pages: list[str] = []
+    found: list[Verdict] = []
+    for part in parts:
+        for summary in summaries(part, out, args.seeds):
+            rows = _rows(summary)
+            table = new_table(summary.title, ["method"], [*summary.lengths, "seeds", "sequences"])
+            for row in rows:
+                table.add_row(*row)
+            show(table)
+            pages.append(_markdown(summary, rows))
+            found += verdicts(summary, args.scale)
+    for verdict in found:
+        print(f"{verdict.name}: {verdict.claim}: {verdict.outcome} ({verdict.numbers})")
+    write_atomically(out / "table.md", "\n".join([*pages, markdown_verdicts(found)]))
+    write_atomically(out / "verdicts.json", json.dumps([asdict(verdict) for verdict in found], indent=1) + "\n")
+
+
+def _rows(summary: Summary) -> list[list[str]]:
+    rows = []
+    for method, by_length in summary.rows.items():
+        examples = next(iter(by_length.values()))[0].examples
+        cells = [summary.text(method, length) for length in summary.lengths]
+        rows.append([method, *cells, str(summary.seeds(method)), f"{examples:,}"])
+    chances = [summary.chance(length) for length in summary.lengths]
+    if any(chance is not None for chance in chances):
+        rows.append(["chance", *("" if chance is None else f"{100 * chance:.0f} %" for chance in chances), "", ""])
+    return rows
+
+
+def _markdown(summary: Summary, rows: list[list[str]]) -> str:
+    head = [summary.title, *summary.lengths, "seeds", "sequences"]
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _cost(scale: str, out: Path) -> None:
+    """Time of a training step over RoPE's, beside the paper's ratio; measured once for a folder."""
+    import json
+
+    from traformer.benchmarks.train import PAPER, PAPER_WINDOW, measure, show, write_rows
+
+    # sizes, windows, tokens of a step, rounds
+    sizes, windows, tokens, rounds = {
+        "smoke": (("tiny",), (16,), 64, 1),
+        "laptop": (("tiny", "mini"), (256, 4096), 8192, 7),
+        "paper": (("tiny", "medium"), (256,), 64 * 256, 20),
+    }[scale]
+    print(f"\nCost of a training step over RoPE's (scale {scale})")
+    file = out / "cost.json"
+    if not file.exists():
+        out.mkdir(parents=True, exist_ok=True)
+        rows: list = []
+        for size in sizes:
+            for window in windows:
+                rows += measure(
+                    ("tra", "tra_plus", "rope"), rounds, size=size, window=window, tokens=tokens, vocabulary=257
+                )
+        write_rows(rows, file)
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    show(rows, 0.0)
+    for row in rows:
+        paper = PAPER.get(row["size"])
+        if row["attention"] != "tra" or row["window"] != PAPER_WINDOW or paper is None or scale == "smoke":
+            continue
+        outcome = "holds" if row["ratio"] <= paper else "does not hold"
+        print(f"{row['size']}: a step of TRA takes at most {paper:.2f} of RoPE's: {outcome} ({row['ratio']:.2f})")

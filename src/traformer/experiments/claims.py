@@ -1,0 +1,70 @@
+"""The paper's two claims about length, defined once. Loads without torch.
+
+*Stays right on sequences more than 3 times longer*: the reach of a method is the longest tested length up to which its
+mean accuracy over seeds is at least LEVEL at every tested length; the claim holds if reach / trained length exceeds
+LONGER.
+
+*Cuts the error by more than 60 %*: at every tested length beyond the trained one, 1 - e / e' exceeds CUT, where e is
+the mean error over seeds of the method and e' that of the best other method at that length. A length at which the best
+other method makes no error has nothing to cut and is left out.
+
+Accuracy is exact match. A length that is a range (51-100) counts as its upper end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from traformer.experiments.protocol import FAILS, HOLDS, Verdict, percent
+
+LONGER = 3.0
+LEVEL = 0.95
+CUT = 0.60
+NOT_TESTED = "not tested at this scale"
+
+Accuracies = Mapping[int, float]  # length -> mean accuracy over seeds
+
+
+def reach(accuracies: Accuracies) -> int:
+    """The longest tested length up to which every accuracy is at least LEVEL; 0 if the shortest is not."""
+    reached = 0
+    for length in sorted(accuracies):
+        if accuracies[length] < LEVEL:
+            break
+        reached = length
+    return reached
+
+
+def more_than_three_times_longer(name: str, method: str, accuracies: Accuracies, trained: int) -> Verdict:
+    longest = max(accuracies)
+    reached = reach(accuracies)
+    claim = f"{method} stays right on sequences more than {LONGER:g} times longer"
+    numbers = f"{percent(LEVEL)} or more to {reached / trained:.3g}x of {longest / trained:.3g}x tested"
+    if longest <= LONGER * trained:
+        return Verdict(name, claim, NOT_TESTED, f"tested to {longest / trained:.3g}x")
+    return Verdict(name, claim, HOLDS if reached > LONGER * trained else FAILS, numbers)
+
+
+def error_cut(own: Accuracies, others: Mapping[str, Accuracies], trained: int) -> dict[int, tuple[float, str]]:
+    """length beyond the trained one -> (share of the best other method's error that is cut, that method)."""
+    cuts = {}
+    for length in sorted(own):
+        known = {name: values[length] for name, values in others.items() if length in values}
+        if length <= trained or not known:
+            continue
+        best = max(known, key=lambda name: known[name])
+        if known[best] < 1.0:
+            cuts[length] = (1 - (1 - own[length]) / (1 - known[best]), best)
+    return cuts
+
+
+def error_cut_by_sixty_percent(
+    name: str, method: str, own: Accuracies, others: Mapping[str, Accuracies], trained: int
+) -> Verdict:
+    claim = f"{method} cuts the error of the best other method by more than {100 * CUT:g} % at every longer length"
+    cuts = error_cut(own, others, trained)
+    if not cuts:
+        reason = "no other method was measured" if not others else "the best other method makes no error"
+        return Verdict(name, claim, NOT_TESTED, reason)
+    numbers = ", ".join(f"{100 * cut:.0f} % at {length} ({other})" for length, (cut, other) in cuts.items())
+    return Verdict(name, claim, HOLDS if all(cut > CUT for cut, _ in cuts.values()) else FAILS, numbers)

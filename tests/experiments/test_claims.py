@@ -1,0 +1,56 @@
+"""The paper's two claims about length, on numbers made up for the purpose."""
+
+from __future__ import annotations
+
+import pytest
+
+from traformer.experiments.claims import (
+    NOT_TESTED,
+    error_cut,
+    error_cut_by_sixty_percent,
+    more_than_three_times_longer,
+    reach,
+)
+from traformer.experiments.protocol import FAILS, HOLDS
+
+
+def test_reach_ends_at_the_first_length_that_fails():
+    assert reach({50: 1.0, 100: 0.96, 150: 0.94, 200: 1.0}) == 100
+    assert reach({50: 0.9, 100: 1.0}) == 0
+    assert reach({100: 1.0, 50: 1.0}) == 100
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "outcome"),
+    [
+        ({50: 1.0, 150: 1.0, 200: 0.95}, HOLDS),
+        ({50: 1.0, 150: 1.0, 200: 0.94}, FAILS),  # exactly 3 times is not more than 3 times
+        ({50: 1.0, 150: 1.0}, NOT_TESTED),
+    ],
+)
+def test_more_than_three_times_longer(accuracies, outcome):
+    assert more_than_three_times_longer("t", "tra", accuracies, 50).outcome == outcome
+
+
+def test_the_best_other_method_is_found_at_each_length():
+    own = {50: 0.2, 100: 0.9, 200: 0.8}
+    others = {"rope": {50: 1.0, 100: 0.5, 200: 0.0}, "fot": {50: 1.0, 100: 0.3, 200: 0.5}}
+    cuts = error_cut(own, others, 50)
+    assert cuts[100] == (pytest.approx(0.8), "rope") and cuts[200] == (pytest.approx(0.6), "fot") and 50 not in cuts
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "outcome"),
+    [
+        ({100: 0.9, 200: 0.9}, {100: 0.5, 200: 0.5}, HOLDS),
+        ({100: 0.9, 200: 0.7}, {100: 0.5, 200: 0.5}, FAILS),
+        ({100: 0.9, 200: 1.0}, {100: 0.5, 200: 1.0}, HOLDS),  # nothing to cut at 200
+        ({100: 1.0, 200: 1.0}, {100: 1.0, 200: 1.0}, NOT_TESTED),
+    ],
+)
+def test_error_cut(own, other, outcome):
+    assert error_cut_by_sixty_percent("t", "tra", own, {"rope": other}, 50).outcome == outcome
+
+
+def test_error_cut_without_others():
+    assert error_cut_by_sixty_percent("t", "tra", {100: 1.0}, {}, 50).outcome == NOT_TESTED
