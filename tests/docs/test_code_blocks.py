@@ -1,4 +1,8 @@
-"""Code blocks of the documents that are marked `python run` do what they say: each document's are run in order."""
+"""Python code in README.md and docs/ does what it says: each document's blocks are run in order.
+
+A block is marked `python run`. One that another test runs names it, `python tested by tests/...`, and one that cannot be run
+says why, `python not run: needs a GPU`.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-DOCUMENTS = sorted((Path(__file__).resolve().parents[2] / "docs").glob("*.md"))
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OPENING = re.compile(r"^```[ ]*py.*$", re.MULTILINE)
+MARK = re.compile(r"```python (run|tested by tests/\S+|not run: .+)")
 
 
 def blocks(document: Path) -> list[tuple[int, str]]:
@@ -25,5 +32,12 @@ def test_blocks_run(document, tmp_path, monkeypatch):
         exec(compile("\n" * line + code, str(document), "exec"), names)
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.stem)
+def test_every_block_of_python_is_marked(document):
+    openings = OPENING.findall(document.read_text(encoding="utf-8"))
+    assert [line for line in openings if not MARK.fullmatch(line)] == []
+
+
 def test_there_are_blocks():
-    assert any(blocks(document) for document in DOCUMENTS)
+    assert len(blocks(ROOT / "README.md")) >= 2
+    assert any(blocks(document) for document in DOCUMENTS[1:])

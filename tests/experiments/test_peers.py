@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from traformer.errors import RunError
+from traformer.errors import InputError, RunError
 from traformer.experiments import copy_seeds, peers, peers_lr
 from traformer.models.from_run import build_model_config
 from traformer.runs.folder import RunFolder
@@ -51,12 +51,17 @@ def test_the_search_takes_the_lowest_loss(tmp_path, monkeypatch):
         loss = abs(cell.config.lr - (max if cell.config.attention == "rope" else min)(peers_lr.RATES))
         lines = [{"step": step, "loss": 5.0 if step == 1 else loss} for step in range(1, 5)]
         folder.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    monkeypatch.setattr(peers_lr, "LEARNING_RATES_FILE", tmp_path / "found.json")
-    monkeypatch.setattr(peers, "LEARNING_RATES_FILE", tmp_path / "found.json")
     assert peers_lr.main([str(tmp_path)]) == 0
+    monkeypatch.setenv(peers.RATES_VARIABLE, str(tmp_path / "learning_rates.json"))
     rates = {(cell.config.task, cell.config.attention): cell.config.lr for cell in peers.cells()}
     assert rates["copy", "rope"] == rates["flip_flop", "rope"] == max(peers_lr.RATES)
     assert rates["copy", "tra"] == min(peers_lr.RATES)
+
+
+def test_rates_that_cannot_be_read_are_told(tmp_path, monkeypatch):
+    monkeypatch.setenv(peers.RATES_VARIABLE, str(tmp_path / "absent.json"))
+    with pytest.raises(InputError, match=r"absent.json, which TRAFORMER_PEERS_RATES names, is not a file of learning"):
+        peers.cells()
 
 
 def test_an_unfinished_search_is_told(tmp_path):

@@ -9,7 +9,11 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 def blocks(word: str) -> list[str]:
-    return [code for code in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL) if word in code]
+    return [
+        code
+        for code in re.findall(r"```python tested by \S+\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+        if word in code
+    ]
 
 
 def test_the_model_trains_under_transformers_own_trainer(tmp_path, monkeypatch):

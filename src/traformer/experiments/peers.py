@@ -4,18 +4,20 @@ Every method has the same decoder, data, steps and choice of learning rates; 4 s
 times the training length. Two layers of 64, some 20 to 60 seconds a cell on one core. Two commands, both resumable:
 
     tra sweep peers_lr --out runs/peers_lr && python -m traformer.experiments.peers_lr runs/peers_lr
-    tra sweep peers --out runs/peers
+    TRAFORMER_PEERS_RATES=runs/peers_lr/learning_rates.json tra sweep peers --out runs/peers
 
 The first trains each method for 125 or 150 steps at two rates with a seed of its own, and writes down the
-rate with the lowest loss on the training distribution; nothing beyond the training length is looked at. Without it
-every method has lr 3e-3.
+rate with the lowest loss on the training distribution; nothing beyond the training length is looked at. Without the
+variable, the rates are those that this project found, which are shipped with it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+from traformer.errors import InputError
 from traformer.methods import ABLATION, EXTENSION, names_of_kind
 from traformer.runs.config import RunConfig
 from traformer.sweeps.cell import Cell
@@ -26,7 +28,8 @@ PEERS = ("rope", "nope", "alibi", "cope", "fot", "stick_breaking")
 METHODS = ("tra", *PEERS, *names_of_kind(ABLATION, EXTENSION))
 SEEDS = (0, 1, 2, 3)
 DEFAULT_LR = 3e-3
-LEARNING_RATES_FILE = Path(__file__).with_name("peers_learning_rates.json")
+RATES_VARIABLE = "TRAFORMER_PEERS_RATES"  # a file that `python -m traformer.experiments.peers_lr` has written
+SHIPPED_RATES = Path(__file__).with_name("peers_learning_rates.json")
 
 _COMMON = RunConfig(
     preset="tiny", lr=DEFAULT_LR, log_every=50, save_every=1000, keep=1, threads=1, clip=1.0,
@@ -62,10 +65,15 @@ EXAMPLES = 128
 
 
 def learning_rates() -> dict[str, dict[str, float]]:
-    """task -> method -> rate, as the search found them; empty before it."""
-    if not LEARNING_RATES_FILE.exists():
-        return {}
-    return json.loads(LEARNING_RATES_FILE.read_text(encoding="utf-8"))
+    """task -> method -> rate, as the search found them."""
+    file = Path(os.environ.get(RATES_VARIABLE) or SHIPPED_RATES)
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(
+            f"{file}, which {RATES_VARIABLE} names, is not a file of learning rates; make it with: "
+            "python -m traformer.experiments.peers_lr DIR"
+        ) from None
 
 
 def cells() -> list[Cell]:

@@ -1,7 +1,7 @@
 """The learning-rate search for `peers`: each method at two rates, few steps, a seed of its own.
 
 As a program, `python -m traformer.experiments.peers_lr DIR`, it reads the finished sweep and writes the best rates
-where `peers` finds them.
+to DIR/learning_rates.json, which `peers` reads if TRAFORMER_PEERS_RATES names it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from traformer.errors import RunError
-from traformer.experiments.peers import LEARNING_RATES_FILE, METHODS, TASKS
+from traformer.experiments.peers import METHODS, RATES_VARIABLE, TASKS
 from traformer.runs.folder import RunFolder
 from traformer.storage import write_atomically
 from traformer.sweeps.cell import Cell
@@ -64,8 +64,9 @@ def main(argv: list[str]) -> int:
     except RunError as error:
         print(f"tra: error: {error}", file=sys.stderr)
         return 2
-    write_atomically(LEARNING_RATES_FILE, json.dumps(chosen, indent=1) + "\n")
-    print(f"written to {LEARNING_RATES_FILE}")
+    file = Path(argv[0]) / "learning_rates.json"
+    write_atomically(file, json.dumps(chosen, indent=1) + "\n")
+    print(f"written to {file}; use them with: {RATES_VARIABLE}={file} tra sweep peers")
     return 0
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from traformer.versions import require
+
+require("torch")
+require("transformers")
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from traformer.models.authors import convert_authors_state_dict

@@ -1,5 +1,9 @@
 """Attention as functions: tensors in, tensors out."""
 
+from traformer.versions import require
+
+require("torch")
+
 from traformer.ops.threshold_relative import (
     AttentionMap,
     AttentionStats,
