@@ -1,7 +1,7 @@
 """Python code in README.md and docs/ does what it says: each document's blocks are run in order.
 
-A block is marked `python run`. One that another test runs names it, `python tested by tests/...`, and one that cannot be run
-says why, `python not run: needs a GPU`.
+A block is marked `python run`. One that another test runs names it, `python tested by tests/...`, and one that cannot
+be run says why, `python not run: needs a GPU`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ def test_blocks_run(document, tmp_path, monkeypatch):
 def test_every_block_of_python_is_marked(document):
     openings = OPENING.findall(document.read_text(encoding="utf-8"))
     assert [line for line in openings if not MARK.fullmatch(line)] == []
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=lambda document: document.stem)
+def test_no_merge_was_left_half_done(document):
+    assert not re.findall(r"^(?:<{7} .*|>{7} .*|={7})$", document.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_there_are_blocks():
