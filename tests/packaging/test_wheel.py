@@ -23,7 +23,12 @@ from traformer.experiments import demo
 
 def cells():  # the demo's, with next to no training
     return [cell.__class__(cell.name, cell.config.replace(steps=2, batch_size=4), cell.lengths.split(",")[0], 2)
-            for cell in demo.cells(0)]
+            for cell in demo.cells(0)[::2]]
+"""
+LLAMA = """
+from transformers import LlamaConfig, LlamaForCausalLM
+LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                             num_attention_heads=2)).save_pretrained("llama")
 """
 
 
@@ -68,7 +73,11 @@ def test_every_command_works_outside_the_checkout(installed: Environment, tmp_pa
     before = files(package)
     (tmp_path / "tiny.py").write_text(SWEEP)
 
+    ran = set()
+
     def tra(*command: str) -> str:
+        if "--help" not in command:
+            ran.add(command[0])
         return installed.run("tra", *command, cwd=tmp_path, TRAFORMER_CACHE=str(tmp_path / "cache"))
 
     where = installed.run("python", "-c", "import traformer; print(traformer.__file__)", cwd=tmp_path)
@@ -86,13 +95,18 @@ def test_every_command_works_outside_the_checkout(installed: Environment, tmp_pa
     tra("generate", "run", "--prompt", "<bos>", "--max-new-tokens", "3")
     tra("diagnose", "run", "--lengths", "8", "--examples", "2")
     tra("stretch", "run", "--lengths", "64", "--examples", "1")
+    tra("explore", "run", "--lengths", "4", "--out", "explore.html")
     tra("report", "run")
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     tra("sweep", "tiny.py", "--jobs", "1", "--out", "sweep")
     assert (tmp_path / "sweep" / "report.html").exists()
-    for attention in ("text-small", "text-laptop"):
-        tra("train", "--config", attention, *small, "--log-every", "2", "--out", attention)
+    for config in ("text-small", "text-laptop"):
+        tra("train", "--config", config, *small, "--log-every", "2", "--out", config)
+    installed.run("python", "-c", LLAMA, cwd=tmp_path)
+    tra("convert", "llama", "--attention", "tra_plus", "--out", "converted")
+    tra("reproduce", "induction", "--scale", "smoke", "--seeds", "1", "--jobs", "1")
     tra("bench", "attention", "--lengths", "64", "--rounds", "1")
+    assert set(COMMANDS) - ran == {"demo"}  # minutes; two of its cells are in the sweep
     assert files(package) == before, "a command wrote into the installed package"
 
 
