@@ -158,17 +158,17 @@ class AtLeast(Hypothesis):
     threshold: float
 
     def judge(self, table: Table, seeds: int) -> Verdict:
-        outcomes, numbers = [], []
+        outcomes, numbers, missing = [], [], dict[str, int]()
         for place in self.places:
             counts = table.get((self.arm, place))
             if counts is None or len(counts.right) < seeds:
                 outcomes.append(UNDECIDED)
-                numbers.append(f"{place}: {_missing(self.arm, counts, seeds)}")
+                missing[self.arm] = 0 if counts is None else len(counts.right)
                 continue
             low, high = seed_interval(counts)
             outcomes.append(HOLDS if low >= self.threshold else FAILS if high < self.threshold else UNDECIDED)
             numbers.append(f"{place}: {percent(counts.mean)} ({percent(low)} to {percent(high)})")
-        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers))
+        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers + _not_measured(missing, seeds)))
 
 
 @dataclass(frozen=True)
@@ -183,27 +183,27 @@ class Beats(Hypothesis):
     margin: float
 
     def judge(self, table: Table, seeds: int) -> Verdict:
-        outcomes, numbers = [], []
+        outcomes, numbers, missing = [], [], dict[str, int]()
         for place in self.places:
             own = table.get((self.arm, place))
             for rival in self.rivals:
                 other = table.get((rival, place))
-                short = [
-                    _missing(name, counts, seeds)
+                short = {
+                    name: 0 if counts is None else len(counts.right)
                     for name, counts in ((self.arm, own), (rival, other))
                     if counts is None or len(counts.right) < seeds
-                ]
+                }
                 if own is None or other is None or short:
                     outcomes.append(UNDECIDED)
-                    numbers.append(f"{place}: {', '.join(short)}")
+                    missing.update(short)
                     continue
                 low, high = difference_interval(own, other)
                 outcomes.append(HOLDS if low >= self.margin else FAILS if high < self.margin else UNDECIDED)
                 numbers.append(
                     f"{place}: {percent(own.mean)} less {percent(other.mean)} of {rival} "
-                    f"is {points(own.mean - other.mean)} ({points(low)} to {points(high)})"
+                    f"is {points(own.mean - other.mean)} points ({points(low)} to {points(high)})"
                 )
-        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers))
+        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers + _not_measured(missing, seeds)))
 
 
 def together(outcomes: Sequence[str]) -> str:
@@ -211,8 +211,11 @@ def together(outcomes: Sequence[str]) -> str:
     return FAILS if FAILS in outcomes else UNDECIDED if UNDECIDED in outcomes or not outcomes else HOLDS
 
 
-def _missing(arm: str, counts: Counts | None, seeds: int) -> str:
-    return f"{arm} has {0 if counts is None else len(counts.right)} of {seeds} seeds"
+def _not_measured(missing: dict[str, int], seeds: int) -> list[str]:
+    """One entry about the arms that lack seeds, if there are any."""
+    if not missing:
+        return []
+    return ["not measured yet: " + ", ".join(f"{arm} ({there} of {seeds} seeds)" for arm, there in missing.items())]
 
 
 def percent(share: float) -> str:
@@ -220,7 +223,7 @@ def percent(share: float) -> str:
 
 
 def points(share: float) -> str:
-    return f"{100 * share:+.1f} points"
+    return f"{100 * share:+.1f}"
 
 
 # The protocol ---------------------------------------------------------------------------------------------------
