@@ -7,6 +7,7 @@ A command module has two functions, `add_arguments(parser)` and `main(args) -> i
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import NoReturn
 
 from traformer import __version__
 from traformer.errors import TraformerError, unknown_name
+from traformer.terminal import warn
 
 # command: (module, what `tra --help` says)
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -83,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     _prepare_output()
+    _show_warnings()
     try:
         args = build_parser(argv).parse_args(argv)
         status = args.run_command(args)
@@ -112,6 +115,19 @@ def _prepare_output() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  (for good)
         elif hasattr(stream, "reconfigure") and (stream.encoding or "").lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")
+
+
+class _Warnings(logging.Handler):
+    """The library's warnings as lines of the command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
+
+
+def _show_warnings() -> None:
+    log = logging.getLogger("traformer")
+    if not any(isinstance(handler, _Warnings) for handler in log.handlers):
+        log.addHandler(_Warnings(logging.WARNING))
 
 
 def _fail(message: str, status: int = 2, kind: str = "error: ") -> int:

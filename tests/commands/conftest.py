@@ -39,11 +39,13 @@ def tra(capsys) -> Callable[..., Outcome]:
 
 
 def refused(outcome: Outcome, *words: str) -> None:
-    """One sentence, status 2, no traceback."""
+    """One sentence at the end, status 2, no traceback."""
     assert outcome.status == 2, outcome
-    assert outcome.err.startswith("tra: error: ") and outcome.err.count("\n") == 1, outcome.err
+    *before, last = outcome.err.splitlines()
+    assert last.startswith("tra: error: ") and "Traceback" not in outcome.err, outcome.err
+    assert not any("error" in line for line in before), outcome.err
     for word in words:
-        assert word in outcome.err
+        assert word in last
 
 
 @pytest.fixture(scope="session")

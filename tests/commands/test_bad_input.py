@@ -249,6 +249,21 @@ def test_ascii_output(runs, monkeypatch):
     assert "exact match" in shown and "report.html" in shown
 
 
+def test_a_missing_kernel_is_one_line_at_the_start(tmp_path, tra, monkeypatch):
+    from traformer.ops.threshold_relative import cpu
+
+    monkeypatch.setattr(cpu, "unavailable_reason", lambda: "the kernel was not built")
+    cpu.note_missing_kernel.cache_clear()
+    try:
+        done = tra(*TINY, "--threads", "1", "--log-every", "1", "--out", tmp_path / "run")
+    finally:
+        cpu.note_missing_kernel.cache_clear()
+    assert done.status == 0
+    lines = done.err.splitlines()
+    assert [line for line in lines if "not built" in line] == [lines[0]]
+    assert lines[0].startswith("tra: warning: the kernel was not built; attention runs on the slower backend")
+
+
 def test_a_locked_run_names_its_holder(runs, tra):
     with RunFolder("tra").lock():
         refused(tra("train", "--resume", "--out", "tra"), f"in use by process {os.getpid()}")

@@ -10,6 +10,7 @@ import pytest
 
 from tests.training.test_loop import assert_same_run
 from tests.training.tiny import tiny_config
+from traformer.cli import main
 from traformer.errors import InputError
 from traformer.experiments import demo
 from traformer.runs.folder import RunFolder
@@ -143,6 +144,54 @@ def test_experiments_are_found_by_name_file_and_module(tmp_path):
     file.write_text("x = 1\n")
     with pytest.raises(InputError, match="no function cells"):
         find_experiment(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import no_such_module\n", "failed in line 1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def cells(:\n", "failed in line 1: SyntaxError"),
+        ("x = 1\n1 / 0\n", "failed in line 2: ZeroDivisionError: division by zero"),
+        ("def cells():\n    raise KeyError('seed')\n", "failed in line 2: KeyError"),
+        ("def cells(): return 3\n", "must return a list of Cell"),
+        ("def cells(): return None\n", "must return a list of Cell"),
+        ("def cells(): return ['a']\n", "must return a list of Cell"),
+        ("def cells(a): return []\n", "TypeError"),
+    ],
+)
+def test_an_experiment_that_fails_is_a_sentence(text, words, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(text)
+    assert main(["sweep", str(tmp_path / "mine.py"), "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown and shown.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["../../escape"], "named '../../escape'"),
+        (["/escape"], "named '/escape'"),
+        (["a/../../b"], "give the name of a folder below"),
+        ([""], "named ''"),
+        (["."], "named '.'"),
+        (["logs"], "other than cells and logs"),
+        (["a", "a"], "two cells of the sweep are named 'a'"),
+        (["a", "./a"], "named './a'"),
+        (["a", "a/"], "named 'a/'"),
+        (["a", "a/b"], "cell 'a/b'"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--list"]])
+def test_names_that_are_no_folders_of_their_own(names, words, flags, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from tests.training.tiny import tiny_config\n"
+        "from traformer.sweeps.cell import Cell\n"
+        f"def cells(): return [Cell(name, tiny_config()) for name in {names!r}]\n"
+    )
+    assert main(["sweep", str(tmp_path / "mine.py"), "--out", str(tmp_path / "out" / "deep"), *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_time_left_counts_what_was_done_now(tmp_path):

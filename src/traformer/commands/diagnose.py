@@ -28,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    from traformer.commands.watching import ShownWatcher
+    from traformer.commands.watching import ShownWatcher, announce
+
+    for run in args.runs:
+        announce(run)
     from traformer.devices import set_threads
     from traformer.evaluation.diagnose import diagnose_run
     from traformer.reports.diagnosis import diagnosis_table, write_diagnosis

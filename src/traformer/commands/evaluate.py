@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 
 from traformer.commands.arguments import add_device, add_lengths, add_threads, joined, positive_int
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="count the test examples that training has shown (default: where that is quick)",
     )
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table, for scripts")
     text = parser.add_argument_group("text runs")
     text.add_argument(
         "--stride", type=positive_int, help="sliding windows, moved by so many tokens (default: the window less one)"
@@ -36,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    from traformer.commands.watching import ShownWatcher
+    from traformer.commands.watching import ShownWatcher, announce
+
+    announce(args.run, args.step)
     from traformer.devices import set_threads
     from traformer.evaluation.evaluate import evaluate_run
     from traformer.evaluation.table import results_table
@@ -59,6 +63,9 @@ def main(args: argparse.Namespace) -> None:
             split=args.split,
             data=args.data,
         )
+    if args.json:
+        print(json.dumps([row.to_row() for row in rows], indent=1))
+        return
     first = rows[0]
     title = f"{args.run}: {first.task}, {first.attention}, trained to {first.train_length}, step {first.step}"
     show(results_table(rows, title))

@@ -28,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
+    from traformer.runs.folder import RunFolder
+
+    RunFolder.open(args.run).step_to_use(args.step)  # refused at once, before torch is loaded
     from traformer.devices import set_threads
     from traformer.evaluation.generate import Sampling, generate_text
     from traformer.models.from_run import load_run

@@ -1,26 +1,44 @@
-"""`tra list`: the names that the other commands take."""
+"""`tra list`: the names that the other commands take, and the options of each."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from traformer.errors import unknown_name
 
 KINDS = ("tasks", "attentions", "presets", "experiments")
+MODEL = "model"  # what `--options` calls TraformerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="only names of this kind, one a line")
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="only names of this kind, one per line")
+    parser.add_argument(
+        "--options", metavar="NAME", help="the options of a task or an attention; model: those of --model-option"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
 
 
 def main(args: argparse.Namespace) -> None:
-    names = {kind: _entries(kind) for kind in ([args.kind] if args.kind else KINDS)}
-    if args.kind:
-        print("\n".join(names[args.kind]))
+    if args.options is not None:
+        show_options(args.options, args.json)
         return
-    width = max(len(name) for entries in names.values() for name in entries)
-    for kind, entries in names.items():
-        print(kind)
-        for name, summary in entries.items():
-            print(f"  {name:<{width}}  {summary}".rstrip())
+    names = {kind: _entries(kind) for kind in ([args.kind] if args.kind else KINDS)}
+    if args.json:
+        print(json.dumps(names, indent=1))
+    elif args.kind:
+        print("\n".join(names[args.kind]))
+    else:
+        width = max(len(name) for entries in names.values() for name in entries)
+        for kind, entries in names.items():
+            print(kind)
+            for name, summary in entries.items():
+                print(f"  {name:<{width}}  {summary}".rstrip())
+        print("options of a task or an attention: tra list --options NAME")
 
 
 def _entries(kind: str) -> dict[str, str]:
@@ -28,7 +46,7 @@ def _entries(kind: str) -> dict[str, str]:
     if kind == "tasks":
         from traformer.tasks import TASKS
 
-        return {name: _first_line(task) for name, task in TASKS.items()}
+        return {name: _paragraphs(task)[0] for name, task in TASKS.items()}
     if kind == "attentions":
         from traformer.methods import METHODS
 
@@ -36,14 +54,68 @@ def _entries(kind: str) -> dict[str, str]:
     if kind == "presets":
         from traformer.presets import PRESETS
 
-        return {
-            name: ", ".join(f"{key} {value}" for key, value in dict(preset).items()) for name, preset in PRESETS.items()
-        }
+        return {name: ", ".join(f"{key} {value}" for key, value in preset.items()) for name, preset in PRESETS.items()}
     from traformer.experiments import EXPERIMENTS
 
     return dict(EXPERIMENTS)
 
 
-def _first_line(thing: object) -> str:
-    lines = (thing.__doc__ or "").strip().splitlines()
-    return lines[0] if lines else ""
+# Options --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of one name, each with its default and, where there is one, a line of help."""
+
+    flag: str
+    about: str
+    table: Mapping[str, tuple[Any, str]]
+
+
+def options_of(name: str) -> Options:
+    """The options of a task, an attention, or `model`."""
+    from traformer.methods import METHODS
+    from traformer.tasks import TASKS
+
+    if name in TASKS:
+        fields = dataclasses.fields(TASKS[name])  # type: ignore[arg-type]
+        about = "\n\n".join(_paragraphs(TASKS[name]))
+        return Options("--task-option", about, {item.name: (item.default, "") for item in fields})
+    if name in METHODS:
+        method = METHODS[name]
+        table = {key: (method.all_options[key], option.help) for key, option in method.option_table.items()}
+        return Options("--attention-option", method.summary, table)
+    if name == MODEL:
+        return _model_options()
+    raise unknown_name("task or attention", name, [*TASKS, *METHODS, MODEL])
+
+
+def _model_options() -> Options:
+    from traformer.models import TraformerConfig
+    from traformer.models.from_run import DECIDED_BY_RUN
+
+    own = [item for item in dataclasses.fields(TraformerConfig) if item.name in TraformerConfig.__annotations__]
+    table = {item.name: (item.default, "") for item in own if item.name not in (*DECIDED_BY_RUN, "format_version")}
+    return Options("--model-option", "\n\n".join(_paragraphs(TraformerConfig)), table)
+
+
+def show_options(name: str, as_json: bool) -> None:
+    options = options_of(name)
+    if as_json:
+        rows = [{"name": key, "default": default, "help": text} for key, (default, text) in options.table.items()]
+        print(json.dumps({"name": name, "flag": options.flag, "options": rows}, indent=1, default=str))
+        return
+    print(f"{name}: {options.about}\n")
+    if not options.table:
+        print(f"{name} has no options")
+        return
+    print(f"options, each given as {options.flag} NAME=VALUE:")
+    width = max(len(key) for key in options.table)
+    for key, (default, text) in options.table.items():
+        shown = json.dumps(default, default=str)
+        print(f"  {key:<{width}}  {text}{' ' if text else ''}(default {shown})")
+
+
+def _paragraphs(thing: object) -> list[str]:
+    """The docstring's paragraphs, without their indentation."""
+    return (inspect.getdoc(thing) or "").split("\n\n")

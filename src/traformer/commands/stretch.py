@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traformer.commands.arguments import add_device, add_threads, joined, positive_int
-from traformer.commands.watching import ShownWatcher
+from traformer.commands.watching import ShownWatcher, announce
 
 if TYPE_CHECKING:
     from traformer.runs.measurements import Measurement
@@ -38,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
+    for run in args.runs:
+        announce(run)
     from traformer.devices import set_threads
     from traformer.evaluation.stretch import stretch
     from traformer.storage import check_folder

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from traformer.commands.arguments import key_value, options_once, positive_int
-from traformer.errors import InputError
+from traformer.errors import InputError, unknown_name
 from traformer.experiments.configs import read_config
 from traformer.methods import resolve_method
 from traformer.runs.config import RunConfig, setting_of
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> None:
         base = read_config(args.config).to_dict() if args.config else {}
         merged = _merge(base, given)
         config = RunConfig.from_dict(merged)
-        resolve_method(config.attention, config.attention_options)
+        check_names(config)
         if config.task == "text" and not merged["task_options"].get("data"):
             from traformer.data.corpus import DEFAULT_NOTE
 
@@ -99,6 +99,17 @@ def main(args: argparse.Namespace) -> None:
         if last:
             print(f"{out}: step {result.step}, loss {last['loss']:.4f}, answer accuracy {last['accuracy']:.4f}")
         print(f"measure it with: tra eval {out}")
+
+
+def check_names(config: RunConfig) -> None:
+    """Refuse a mistyped name or option at once, before torch is loaded."""
+    from traformer.presets import PRESETS
+    from traformer.tasks import build_task
+
+    build_task(config.task, config.task_options)
+    resolve_method(config.attention, config.attention_options)
+    if config.preset not in PRESETS:
+        raise unknown_name("preset", config.preset, PRESETS)
 
 
 def resumed_config(args: argparse.Namespace, given: dict[str, Any]) -> tuple[RunConfig, str]:

@@ -1,14 +1,22 @@
-"""How the measuring commands show their progress."""
+"""What the commands that measure a run say about it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from traformer.evaluation.watcher import Watcher
-from traformer.terminal import ProgressBar
+from traformer.runs.folder import RunFolder
+from traformer.terminal import ProgressBar, say
 
 if TYPE_CHECKING:
     from traformer.tasks.base import Split
+
+
+def announce(path: str, step: int | None = None) -> None:
+    """Say which run is measured, or refuse what is no run with a checkpoint: at once, before torch is loaded."""
+    folder = RunFolder.open(path)
+    config = folder.read_config()
+    say(f"{path}: {config.task}, {config.attention}, step {folder.step_to_use(step)}")
 
 
 class ShownWatcher(Watcher):

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 
 from traformer.errors import InputError, RunError, unknown_name
 from traformer.methods import resolve_method
-from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.tasks import build_task
+from traformer.terminal import warn as show_warning
 
 if TYPE_CHECKING:
     from torch import nn
 
     from traformer.models import TraformerConfig, TraformerForCausalLM
     from traformer.tasks import Task
+
+
+# What the task and the attention of a run decide of its model.
+DECIDED_BY_RUN = ("vocab_size", "pad_token_id", "attention", "attention_options")
 
 
 def build_model_config(config: RunConfig, task: Task) -> TraformerConfig:
@@ -27,12 +31,8 @@ def build_model_config(config: RunConfig, task: Task) -> TraformerConfig:
     resolve_method(config.attention, config.attention_options)
     if config.preset not in PRESETS:
         raise unknown_name("preset", config.preset, PRESETS)
-    settings = {
-        "vocab_size": task.vocab_size,
-        "pad_token_id": task.pad_id,
-        "attention": config.attention,
-        "attention_options": dict(config.attention_options),
-    }
+    decided = (task.vocab_size, task.pad_id, config.attention, dict(config.attention_options))
+    settings = dict(zip(DECIDED_BY_RUN, decided, strict=True))
     known = TraformerConfig().to_dict()
     for name in config.model_options:
         if name in settings:
@@ -64,7 +64,7 @@ def load_run(
 
     folder = RunFolder.open(path)
     config = folder.read_config()
-    found = find_checkpoint(folder, step, warn)
+    found = folder.find_checkpoint(step, warn or show_warning)
     task = build_task(config.task, config.task_options)
     task.use_files(folder.path)
     task.check_files(folder.path)
@@ -98,23 +98,3 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     except RuntimeError as error:
         detail = " ".join(str(error).split())[:200]
         raise RunError(f"{folder} does not fit the model ({detail}); was it made by another version?") from None
-
-
-def find_checkpoint(
-    folder: RunFolder, step: int | None = None, warn: Callable[[str], None] | None = None
-) -> checkpoints.Checkpoint:
-    """The newest whole checkpoint, or exactly the step asked for."""
-    there = checkpoints.all_checkpoints(folder.checkpoints)
-    if step is not None:
-        for found in there:
-            if found.step == step:
-                fault = found.fault()
-                if fault:
-                    raise RunError(f"checkpoint {found.path} is damaged ({fault}); choose another --step")
-                return found
-        steps = ", ".join(str(found.step) for found in there) or "none"
-        raise RunError(f"{folder.path} has no checkpoint of step {step}; it has: {steps}")
-    good = checkpoints.latest_good(folder.checkpoints, **({"warn": warn} if warn else {}))
-    if good is None:
-        raise RunError(f"{folder.path} has no {'undamaged ' if there else ''}checkpoint yet; train it first")
-    return good

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from traformer.errors import RunError
+from traformer.runs.checkpoint import Checkpoint, all_checkpoints, latest_good
 from traformer.runs.config import RunConfig
 from traformer.runs.measurements import ResultStore
 from traformer.storage import Locked, lock, make_folder, write_atomically
@@ -38,6 +39,28 @@ class RunFolder:
         if not folder.config_file.exists():
             raise RunError(f"{path} is not a run folder: it has no config.yaml")
         return folder
+
+    def step_to_use(self, step: int | None = None) -> int:
+        """The newest checkpoint's step, or `step` if there is such a checkpoint; RunError otherwise."""
+        there = [found.step for found in all_checkpoints(self.checkpoints)]
+        if not there:
+            raise RunError(f"{self.path} has no checkpoint yet; train it first")
+        if step is not None and step not in there:
+            raise RunError(f"{self.path} has no checkpoint of step {step}; it has: {', '.join(map(str, there))}")
+        return there[-1] if step is None else step
+
+    def find_checkpoint(self, step: int | None = None, warn: Callable[[str], None] = warn) -> Checkpoint:
+        """The newest whole checkpoint, or exactly the step asked for; damaged ones that are passed over are named."""
+        wanted = self.step_to_use(step)
+        if step is None:
+            good = latest_good(self.checkpoints, warn)
+            if good is None:
+                raise RunError(f"{self.path} has no undamaged checkpoint; resume its training")
+            return good
+        found = next(found for found in all_checkpoints(self.checkpoints) if found.step == wanted)
+        if fault := found.fault():
+            raise RunError(f"checkpoint {found.path} is damaged ({fault}); choose another --step")
+        return found
 
     def is_run(self) -> bool:
         return self.config_file.exists()
