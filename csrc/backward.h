@@ -26,6 +26,8 @@ struct BackwardSpace {
   }
 };
 
+typedef double wide __attribute__((vector_size(PART * 8)));  // a part in fp64
+
 // Rows [begin, end) of every query head of one key head, and where their dK and dV go.
 struct BackwardTask {
   int64_t batch, key_head, begin, end, work;
@@ -90,15 +92,15 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
 // dP = dO V^T of a tile
 NOINLINE void value_tile(const float* do_panel, const float* values, int64_t stride, int n, float* tile, int D) {
   for (int j = 0, step; j < n; j += step) {
-    step = least(MR, n - j);
+    step = chunk(n - j);
     with_rows(step, [&](auto rows) __attribute__((always_inline)) {
       constexpr int M = decltype(rows)::value;
       vf acc[M][NV];
       clear(acc);
       multiply<M, NV>(acc, values + j * stride, stride, 1, do_panel, G, D);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < NV; i++) store(tile + (j + m) * G + i * W, acc[m][i]);
     });
   }
@@ -156,12 +158,12 @@ static void add_rows_over_lanes(const Lanes& s, const float* panels, const int* 
   int d = 0;
   for (; d + 2 * W <= D; d += 2 * W)
     for (int j = 0, step; j < n; j += step) {
-      step = least(MR, n - j);
+      step = chunk(n - j);
       with_rows(step, [&](auto rows) __attribute__((always_inline)) { tile(rows, Rows<2>{}, j, d); });
     }
   for (; d + W <= D; d += W)
     for (int j = 0, step; j < n; j += step) {
-      step = least(MR, n - j);
+      step = chunk(n - j);
       with_rows(step, [&](auto rows) __attribute__((always_inline)) { tile(rows, Rows<1>{}, j, d); });
     }
   for (; d < D; d++)
@@ -182,7 +184,8 @@ static void transpose_lanes(const Call& c, BackwardSpace& w, float q_factor) {
   }
 }
 
-static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& task, int64_t h, int64_t t0, int rows) {
+static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& packed, const BackwardTask& task, int64_t h, int64_t t0,
+                          int rows) {
   const TraProblem& p = *c.p;
   const int D = c.D;
   const int64_t b = task.batch, hk = task.key_head;
@@ -198,6 +201,8 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
   s.n = 0;
   for (int i = 0; i < rows; i++) {
     int64_t t = t0 + i, flat = (b * p.query_heads + h) * p.queries + t;
+    if (i + ROWS_AHEAD < rows)
+      for (const TraTensor* x : {&p.q, &p.grad_out, &p.out}) prefetch_rows(p.dtype, *x, b, h, t + ROWS_AHEAD, 1, D);
     int lane = s.n;
     float lse = p.normaliser[flat];
     if (lse == INF || p.reach[flat] > p.query_start + t) {  // kept nothing: no gradient
@@ -212,14 +217,20 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
     load_row(p.dtype, p.grad_out.data, b * p.grad_out.stride_b + h * p.grad_out.stride_h + t * p.grad_out.stride_t, D, grad);
     load_row(p.dtype, p.out.data, b * p.out.stride_b + h * p.out.stride_h + t * p.out.stride_t, D, out);
     fill_lane(c, s, lane, b, h, t, q);
-    double delta = 0;
-    float check = lse * 0.f;
-    for (int d = 0; d < D; d++) {
-      delta += (double)grad[d] * out[d];
-      check += (grad[d] + out[d] + q[d]) * 0.f;
-      scaled[d] = q[d] * (float)p.scale;
-      out[d] = 0;
+    wide deltas = {};
+    part checks = {};
+    for (int e = 0; e < D; e += PART) {
+      part x = load_as<part>(grad + e), y = load_as<part>(out + e), z = load_as<part>(q + e);
+      deltas += __builtin_convertvector(x, wide) * __builtin_convertvector(y, wide);
+      checks += (x + y + z) * 0.f;
+      z *= (float)p.scale;
+      __builtin_memcpy(scaled + e, &z, sizeof z);
+      y = part{};
+      __builtin_memcpy(out + e, &y, sizeof y);
     }
+    double delta = 0;
+    for (int e = 0; e < PART; e++) delta += deltas[e];
+    const float check = lse * 0.f + total(checks);
     s.lse[lane] = (float)((double)lse / LN2);
     s.delta[lane] = (float)delta;
     s.grad_decay[lane] = s.grad_threshold[lane] = 0;
@@ -247,8 +258,8 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
     const int block = most(0, j1 - 1) / KB, j0 = block * KB;
     if (j1 > 0) {
       int64_t k_stride, v_stride;
-      const float* keys = block_f32(p.dtype, p.k, b, hk, j0, j1 - j0, D, w.keys, &k_stride);
-      const float* values = block_f32(p.dtype, p.v, b, hk, j0, j1 - j0, D, w.values, &v_stride);
+      const float* keys = block_f32(c, p.k, packed.keys, b, hk, j0, j1 - j0, w.keys, &k_stride);
+      const float* values = block_f32(c, p.v, packed.values, b, hk, j0, j1 - j0, w.values, &v_stride);
       const float norm = facts.norm[block];
       const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
       const float* clean_keys = keys;
@@ -289,8 +300,8 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
         differentiate(s, lane0, weights, ds, j0, n, p.dropout_cut, p.dropout_scale, steepness);
         if (__builtin_expect(any_poisoned, 0)) poison_gradients(s, lane0, weights, ds, n, unknown);
         add_panel_times_rows(ds, lanes, n, clean_keys, clean_stride, w.dq + (int64_t)lane0 * D, D, D);
-        // The products over lanes take whole groups of keys: those this panel does not see weigh nothing.
-        const int whole = least(j1 - j0, (n + MR - 1) / MR * MR);
+        // The products over lanes take keys in groups: those that this panel does not see weigh nothing.
+        const int whole = j1 - j0;
         if (whole > n) {
           __builtin_memset(weights + n * G, 0, (size_t)(whole - n) * G * sizeof(float));
           __builtin_memset(ds + n * G, 0, (size_t)(whole - n) * G * sizeof(float));
@@ -321,7 +332,7 @@ static void backward_rows(const Call& c, BackwardSpace& w, const BackwardTask& t
         if (to != i) {
           s.move(to, i);
           for (float* x : {w.q_rows, w.q_scaled, w.do_rows, w.dq})
-            __builtin_memcpy(x + (int64_t)to * D, x + (int64_t)i * D, D * sizeof(float));
+            copy_row(x + (int64_t)i * D, D, x + (int64_t)to * D);
         }
         to++;
       }
@@ -385,10 +396,6 @@ static int backward_blocks(Call& c) {
   const int64_t room = heads * most(2, p.threads);
   BackwardTask* tasks = (BackwardTask*)::calloc(room, sizeof(BackwardTask));
   if (!tasks) return TRA_OUT_OF_MEMORY;
-  if (!allocate_facts(c)) {
-    ::free(tasks);
-    return TRA_OUT_OF_MEMORY;
-  }
   // Whole heads where they keep all threads busy; otherwise runs of rows, whose dK and dV need slabs of their own.
   int parts = 1;
   split_rows(c, tasks, 1);
@@ -402,6 +409,10 @@ static int backward_blocks(Call& c) {
   }
   const int64_t count = heads * parts;
   const bool whole_heads = parts == 1;
+  if (!allocate_facts(c, whole_heads)) {
+    ::free(tasks);
+    return TRA_OUT_OF_MEMORY;
+  }
   if (!whole_heads) describe_all_keys(c);
   size_t slab_floats = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -437,17 +448,32 @@ static int backward_blocks(Call& c) {
     {
       DenormalMode flush(true);
       float* memory = workspace.take(BackwardSpace::floats(c.D));
-      if (!memory) {
+      const size_t head_floats = (size_t)c.visible * c.D;
+      float* rows = whole_heads && c.pack ? packed_rows.take(head_floats * 4) : nullptr;
+      if (!memory || (whole_heads && c.pack && !rows)) {
 #pragma omp atomic write
         failed = 1;
       } else {
         BackwardSpace& w = *BackwardSpace::on(memory, c.D);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < count; i++) {
-          const BackwardTask& t = tasks[i];
-          if (whole_heads) describe_head(c, t.batch, t.key_head);
+          BackwardTask t = tasks[i];
+          PackedHead packed = packed_head(c, c.packed, i / parts);
+          if (whole_heads) packed = describe_head(c, t.batch, t.key_head, rows);
+          if (rows) {  // the sums too are side by side until they are complete
+            t.dk = rows + head_floats * 2;
+            t.dv = rows + head_floats * 3;
+            t.dk_stride = t.dv_stride = c.D;
+            __builtin_memset(t.dk, 0, head_floats * 2 * sizeof(float));
+          }
           for (int64_t h = t.key_head * c.group; h < (t.key_head + 1) * c.group; h++)
-            for (int64_t t0 = t.begin; t0 < t.end; t0 += c.rows) backward_rows(c, w, t, h, t0, (int)least<int64_t>(c.rows, t.end - t0));
+            for (int64_t t0 = t.begin; t0 < t.end; t0 += c.rows)
+              backward_rows(c, w, packed, t, h, t0, (int)least<int64_t>(c.rows, t.end - t0));
+          if (rows)
+            for (int64_t j = 0; j < c.visible; j++) {
+              copy_row(t.dk + j * c.D, c.D, tasks[i].dk + j * tasks[i].dk_stride);
+              copy_row(t.dv + j * c.D, c.D, tasks[i].dv + j * tasks[i].dv_stride);
+            }
         }
       }
     }
@@ -474,6 +500,6 @@ static int backward_blocks(Call& c) {
   }
   ::free(slabs);
   ::free(tasks);
-  ::free(c.facts);
+  free_facts(c);
   return failed ? TRA_OUT_OF_MEMORY : TRA_OK;
 }

@@ -8,6 +8,7 @@ constexpr int KB = 64;            // keys per block
 constexpr int ROWS = 256;         // most rows a row block may hold
 constexpr int PANELS = ROWS / G;
 constexpr int MR = TRA_REGISTERS >= 32 ? 8 : 6;  // rows of accumulators in the micro-kernel
+constexpr int ROWS_AHEAD = 8;     // rows asked for ahead of the one being set up
 constexpr float LOG2E = 1.44269504088896340736f;
 constexpr double LN2 = 0.69314718055994530942;
 // Scores this near to the threshold are rechecked whatever the norms: 256 sums may each have flushed up to 2^-126.
@@ -53,10 +54,23 @@ INLINE uint16_t float_to_bfloat(float f) {
   return (uint16_t)((x + 0x7fffu + ((x >> 16) & 1)) >> 16);
 }
 
+constexpr int PART = W < 8 ? W : 8;  // floats of a row taken together: head sizes are multiples of 8
+typedef float part __attribute__((vector_size(PART * 4)));
+
+// A row of D floats. (memcpy of a length that is not known when compiling is a call, which takes longer than the row.)
+INLINE void copy_row(const float* from, int D, float* to) {
+  int e = 0;
+  for (; e + W <= D; e += W) store(to + e, load(from + e));
+  for (; e < D; e += PART) {
+    part x = load_as<part>(from + e);
+    __builtin_memcpy(to + e, &x, sizeof x);
+  }
+}
+
 // dst[0..d) = element `offset`.. of a tensor of this type
 INLINE void load_row(int dtype, const void* base, int64_t offset, int d, float* dst) {
   if (dtype == TRA_FLOAT32) {
-    __builtin_memcpy(dst, (const float*)base + offset, d * sizeof(float));
+    copy_row((const float*)base + offset, d, dst);
   } else if (dtype == TRA_BFLOAT16) {
     const uint16_t* p = (const uint16_t*)base + offset;
     for (int e = 0; e < d; e++) dst[e] = bits_to_float((uint32_t)p[e] << 16);
@@ -107,6 +121,8 @@ struct Call {
   int blocks;           // of KB keys
   float* facts;         // [B * Hkv][3][blocks] then flags
   uint8_t* flags;
+  bool pack;            // keys and values are laid side by side, in fp32, before the walks
+  float* packed;        // [B * Hkv][keys then values][visible][D] where threads share heads; else each thread has its own
   bool dropout;
   uint32_t seed_key;
 
@@ -120,6 +136,11 @@ struct Call {
 INLINE const float* row_f32(const TraTensor& t, int64_t b, int64_t h, int64_t i) {
   return (const float*)t.data + b * t.stride_b + h * t.stride_h + i * t.stride_t;
 }
+
+// The keys and values of one key head as fp32 rows D apart, or null where they are read where they lie.
+struct PackedHead {
+  float *keys, *values;
+};
 
 // ---- per-thread workspace ------------------------------------------------------------------------------------------
 
@@ -150,12 +171,12 @@ INLINE void multiply(vf (&acc)[M][N], const float* a, int64_t am, int64_t ak, co
 #pragma GCC unroll 2
   for (int k = 0; k < depth; k++) {
     vf right[N];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int n = 0; n < N; n++) right[n] = load(b + n * W);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
       vf left = splat(a[m * am]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int n = 0; n < N; n++) acc[m][n] += left * right[n];
     }
     a += ak;
@@ -164,34 +185,25 @@ INLINE void multiply(vf (&acc)[M][N], const float* a, int64_t am, int64_t ak, co
 }
 
 template <int M, int N> INLINE void clear(vf (&acc)[M][N]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int n = 0; n < N; n++) acc[m][n] = vf{};
 }
 
 template <int M, int N> INLINE void add_to(vf (&acc)[M][N], float* c, int64_t ldc) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int n = 0; n < N; n++) store(c + m * ldc + n * W, load(c + m * ldc + n * W) + acc[m][n]);
 }
 
-// Calls f with an integral constant M = min(n, MR) for a remainder that is only known at run time.
+// Calls f with n <= MR, which is only known at run time, as a constant.
 template <int M> struct Rows { static constexpr int value = M; };
-template <class F> INLINE void with_rows(int n, F&& f) {
-  switch (n) {
-    case 1: f(Rows<1>{}); break;
-    case 2: f(Rows<2>{}); break;
-    case 3: f(Rows<3>{}); break;
-    case 4: f(Rows<4>{}); break;
-    case 5: f(Rows<5>{}); break;
-#if TRA_REGISTERS >= 32
-    case 6: f(Rows<6>{}); break;
-    case 7: f(Rows<7>{}); break;
-#endif
-    default: f(Rows<MR>{}); break;
-  }
+template <int M = MR, class F> INLINE void with_rows(int n, F&& f) {
+  if constexpr (M == 1) f(Rows<1>{});
+  else if (n == M) f(Rows<M>{});
+  else with_rows<M - 1>(n, f);
 }
 // Splits n rows into nearly equal chunks of at most MR: 16 -> 6 + 5 + 5, which keeps every chunk long enough to hide latency.
 INLINE int chunk(int n) { int parts = (n + MR - 1) / MR; return (n + parts - 1) / parts; }
@@ -246,7 +258,7 @@ NOINLINE const float* cleaned(const float* x, int64_t* stride, int n, int D, flo
 // vector from each would miss the first-level cache at every step. One copy serves all the panels of a row block.
 INLINE const float* side_by_side(const float* x, int64_t* stride, int n, int D, float* scratch) {
   if (*stride == D) return x;
-  for (int j = 0; j < n; j++) __builtin_memcpy(scratch + (int64_t)j * D, x + j * *stride, D * sizeof(float));
+  for (int j = 0; j < n; j++) copy_row(x + j * *stride, D, scratch + (int64_t)j * D);
   *stride = D;
   return scratch;
 }
@@ -329,9 +341,6 @@ struct Lanes {
     }
   }
 };
-
-constexpr int PART = W < 8 ? W : 8;  // floats of a row taken together: head sizes are multiples of 8
-typedef float part __attribute__((vector_size(PART * 4)));
 
 // The sum of a part's floats, in pairs, which takes half as long as one after the other.
 INLINE float total(part x) {
@@ -423,16 +432,16 @@ NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const f
   }
   vi below = splat((int32_t)-1);  // sign bit: every difference so far is negative
   for (int j = 0, step; j < n; j += step) {
-    step = least(MR, n - j);
+    step = chunk(n - j);
     with_rows(step, [&](auto rows) __attribute__((always_inline)) {
       constexpr int M = decltype(rows)::value;
       vf acc[M][NV];
       clear(acc);
       multiply<M, NV>(acc, keys + j * stride, stride, 1, q_panel, G, D);
       vf closest[NV];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int i = 0; i < NV; i++) {
           store(tile + (j + m) * G + i * W, acc[m][i]);
           vf difference = acc[m][i] - t[i];
@@ -440,7 +449,7 @@ NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const f
           below &= (vi)difference;
         }
       vi near = {};
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int i = 0; i < NV; i++) near |= (vi)(closest[i] <= band[i]);
       if (__builtin_expect(any(near), 0)) {
         recheck(s, lane0, q_rows, keys + j * stride, stride, M, tile + j * G, norm, D, scale);
@@ -499,9 +508,14 @@ static void mask_tile(const Lanes& s, int lane0, float* tile, int j0, int n, con
 // Keys or values j0 .. j0 + n as fp32 rows, for a product that broadcasts from them: moved only where rows lie so far apart that
 // a block's fall into an eighth of the cache's sets.
 INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch, int64_t* stride);
-INLINE const float* block_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch, int64_t* stride) {
-  const float* rows = rows_f32(dtype, x, b, h, j0, n, D, scratch, stride);
-  return *stride * (int64_t)sizeof(float) % 2048 == 0 ? side_by_side(rows, stride, n, D, scratch) : rows;
+INLINE const float* block_f32(const Call& c, const TraTensor& x, const float* packed, int64_t b, int64_t h, int j0, int n, float* scratch,
+                              int64_t* stride) {
+  if (packed) {
+    *stride = c.D;
+    return packed + (int64_t)j0 * c.D;
+  }
+  const float* rows = rows_f32(c.p->dtype, x, b, h, j0, n, c.D, scratch, stride);
+  return *stride * (int64_t)sizeof(float) % 2048 == 0 ? side_by_side(rows, stride, n, c.D, scratch) : rows;
 }
 
 // The same, in place wherever they are fp32 already.
@@ -516,9 +530,27 @@ INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h
   return scratch;
 }
 
+// Asks for rows i0 .. i0 + n of a tensor ahead of their use: rows that lie far apart are not foreseen by the hardware.
+INLINE void prefetch_rows(int dtype, const TraTensor& x, int64_t b, int64_t h, int64_t i0, int n, int D) {
+  const int size = dtype == TRA_FLOAT32 ? 4 : 2;
+  const char* row = (const char*)x.data + (b * x.stride_b + h * x.stride_h + i0 * x.stride_t) * size;
+  for (int i = 0; i < n; i++, row += x.stride_t * size)
+    for (int at = 0; at < D * size; at += 64) __builtin_prefetch(row + at, 0, 3);
+}
+
 // ---- preparation ---------------------------------------------------------------------------------------------------
 
-static void describe_keys(const Call& c, int64_t b, int64_t hk, int block, float* scratch) {
+// Row j in fp32, copied to its place among the packed rows if these are wanted.
+INLINE const float* one_row(const Call& c, const TraTensor& x, int64_t b, int64_t hk, int j, float* scratch, float* packed) {
+  int64_t stride;
+  if (!packed) return rows_f32(c.p->dtype, x, b, hk, j, 1, c.D, scratch, &stride);
+  float* row = packed + (int64_t)j * c.D;
+  load_row(c.p->dtype, x.data, b * x.stride_b + hk * x.stride_h + j * x.stride_t, c.D, row);
+  return row;
+}
+
+static void describe_keys(const Call& c, int64_t b, int64_t hk, int block, PackedHead packed) {
+  alignas(64) float scratch[256];
   const TraProblem& p = *c.p;
   KeyFacts f = c.key_facts(b, hk);
   int j0 = block * KB, n = (int)least<int64_t>(KB, c.visible - j0);
@@ -527,11 +559,12 @@ static void describe_keys(const Call& c, int64_t b, int64_t hk, int block, float
   uint8_t flags = 0;
   part top = {}, check = {}, check_hidden = {};  // check: 0 as long as all values are finite
   for (int j = j0; j < j0 + n; j++) {
-    int64_t stride;
+    if (j + ROWS_AHEAD < c.visible)
+      for (const TraTensor* x : {&p.k, &p.v}) prefetch_rows(p.dtype, *x, b, hk, j + ROWS_AHEAD, 1, c.D);
     const bool hidden = padding && !padding[j];
-    float norm = norm_above(rows_f32(p.dtype, p.k, b, hk, j, 1, c.D, scratch, &stride), c.D);
+    float norm = norm_above(one_row(c, p.k, b, hk, j, scratch, packed.keys), c.D);
     if (norm == INF) flags |= KEY_NOT_FINITE;  // NaN, inf, or so large that a product may overflow
-    const float* v = rows_f32(p.dtype, p.v, b, hk, j, 1, c.D, scratch, &stride);
+    const float* v = one_row(c, p.v, b, hk, j, scratch, packed.values);
     if (__builtin_expect(hidden, 0)) {
       for (int e = 0; e < c.D; e += PART) check_hidden += load_as<part>(v + e) * 0.f;
       continue;
@@ -563,15 +596,38 @@ static void prepare(Call& c, const TraProblem* p) {
   c.blocks = (int)((c.visible + KB - 1) / KB);
   c.dropout = p->dropout_cut != 0;
   c.seed_key = mix(mix((uint32_t)p->dropout_seed) ^ (uint32_t)(p->dropout_seed >> 32));
-  c.facts = nullptr;
+  c.facts = c.packed = nullptr;
+  c.pack = false;
 }
 
-static bool allocate_facts(Call& c) {
-  int64_t heads = c.p->batch * c.p->key_heads;
+// Memory for what is known of the keys. whole_heads: one thread takes a head at a time and packs it into its own memory.
+static bool allocate_facts(Call& c, bool whole_heads) {
+  const TraProblem& p = *c.p;
+  int64_t heads = p.batch * p.key_heads;
   size_t floats = (size_t)heads * 3 * c.blocks;
   c.facts = (float*)::malloc(floats * 4 + (size_t)heads * c.blocks + 1);
   c.flags = (uint8_t*)(c.facts + floats);
+  // Rows that lie side by side are read in place. Others, as in [B, T, H, D], fall into few sets of every cache, and each row block
+  // would fetch them anew from far away: worth a copy if more than one reads them.
+  const bool in_place = p.dtype == TRA_FLOAT32 && p.k.stride_t == c.D && p.v.stride_t == c.D;
+  c.pack = !in_place && p.queries * c.group > c.rows;
+  if (c.facts && c.pack && !whole_heads) {
+    c.packed = (float*)::aligned_alloc(64, ((size_t)heads * 2 * c.visible * c.D * sizeof(float) + 63) / 64 * 64);
+    c.pack = c.packed != nullptr;
+  }
   return c.facts != nullptr;
+}
+
+static void free_facts(Call& c) {
+  ::free(c.facts);
+  ::free(c.packed);
+}
+
+// Where one head's packed rows are in memory that holds `heads` of them.
+INLINE PackedHead packed_head(const Call& c, float* memory, int64_t head) {
+  if (!memory) return {nullptr, nullptr};
+  float* keys = memory + head * 2 * c.visible * c.D;
+  return {keys, keys + c.visible * c.D};
 }
 
 static void accumulate_facts(const Call& c, int64_t b, int64_t hk) {
@@ -582,11 +638,12 @@ static void accumulate_facts(const Call& c, int64_t b, int64_t hk) {
   }
 }
 
-// The facts of one key head, by one thread, which then finds the keys in its cache.
-static void describe_head(const Call& c, int64_t b, int64_t hk) {
-  alignas(64) float scratch[256];
-  for (int i = 0; i < c.blocks; i++) describe_keys(c, b, hk, i, scratch);
+// The facts of one key head, by one thread, which then finds the keys in its cache. memory: this thread's, for the packed rows
+static PackedHead describe_head(const Call& c, int64_t b, int64_t hk, float* memory) {
+  PackedHead packed = packed_head(c, c.pack ? memory : nullptr, 0);
+  for (int i = 0; i < c.blocks; i++) describe_keys(c, b, hk, i, packed);
   accumulate_facts(c, b, hk);
+  return packed;
 }
 
 // The facts of all key heads, by all threads.
@@ -596,11 +653,10 @@ static void describe_all_keys(const Call& c) {
 #pragma omp parallel num_threads(p->threads)
   {
     DenormalMode flush(true);
-    alignas(64) float scratch[256];
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < total; i++) {
       int64_t head = i / c.blocks;
-      describe_keys(c, head / p->key_heads, head % p->key_heads, (int)(i % c.blocks), scratch);
+      describe_keys(c, head / p->key_heads, head % p->key_heads, (int)(i % c.blocks), packed_head(c, c.packed, head));
     }
   }
   for (int64_t head = 0; head < heads; head++) accumulate_facts(c, head / p->key_heads, head % p->key_heads);

@@ -140,7 +140,7 @@ ForwardSpace* ForwardSpace::on(float* memory, int D) {
   return w;
 }
 
-static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, int64_t t0, int n) {
+static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packed, int64_t b, int64_t h, int64_t t0, int n) {
   const TraProblem& p = *c.p;
   const int D = c.D;
   const int64_t hk = h / c.group;
@@ -154,6 +154,7 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
   bool queries_bad = false;
   float largest = 0, lowest_threshold = 0;
   for (int i = 0; i < n; i++) {
+    if (i + ROWS_AHEAD < n) prefetch_rows(p.dtype, p.q, b, h, t0 + i + ROWS_AHEAD, 1, D);
     float* q = w.q_rows + (int64_t)i * D;
     load_row(p.dtype, p.q.data, b * p.q.stride_b + h * p.q.stride_h + (t0 + i) * p.q.stride_t, D, q);
     fill_lane(c, s, i, b, h, t0 + i, q);
@@ -185,8 +186,8 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
       const int block = (j1 - 1) / KB;
       j0 = block * KB;
       int64_t k_stride, v_stride;
-      const float* keys = block_f32(p.dtype, p.k, b, hk, j0, j1 - j0, D, w.keys, &k_stride);
-      const float* values = block_f32(p.dtype, p.v, b, hk, j0, j1 - j0, D, w.values, &v_stride);
+      const float* keys = block_f32(c, p.k, packed.keys, b, hk, j0, j1 - j0, w.keys, &k_stride);
+      const float* values = block_f32(c, p.v, packed.values, b, hk, j0, j1 - j0, w.values, &v_stride);
       const float norm = facts.norm[block];
       const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
       const float* raw_values = values;
@@ -227,8 +228,7 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
         }
         if (to != i) {
           s.move(to, i);
-          __builtin_memcpy(w.out + (int64_t)to * D, w.out + (int64_t)i * D, D * sizeof(float));
-          __builtin_memcpy(w.q_rows + (int64_t)to * D, w.q_rows + (int64_t)i * D, D * sizeof(float));
+          for (float* x : {w.out, w.q_rows}) copy_row(x + (int64_t)i * D, D, x + (int64_t)to * D);
         }
         to++;
       }
@@ -242,21 +242,22 @@ static void forward_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, i
 
 static int forward_blocks(Call& c) {
   const TraProblem& p = *c.p;
-  if (!allocate_facts(c)) return TRA_OUT_OF_MEMORY;
   const int64_t heads = p.batch * p.query_heads, key_heads = p.batch * p.key_heads, blocks = (p.queries + c.rows - 1) / c.rows;
   // With many heads a thread takes a key head whole and meets its keys again while they are in its cache; with few, a row block.
   const bool whole_heads = key_heads >= 8 * p.threads;
+  if (!allocate_facts(c, whole_heads)) return TRA_OUT_OF_MEMORY;
   if (!whole_heads) describe_all_keys(c);
   int failed = 0;
 #pragma omp parallel num_threads(p.threads)
   {
     DenormalMode flush(true);
     float* memory = workspace.take(ForwardSpace::floats(c.D) + sizeof(ForwardSpace) / 4 + 64);
-    auto run = [&](ForwardSpace& w, int64_t head, int64_t block) {
+    float* rows = whole_heads && c.pack ? packed_rows.take((size_t)c.visible * c.D * 2) : nullptr;
+    auto run = [&](ForwardSpace& w, const PackedHead& packed, int64_t head, int64_t block) {
       int64_t t0 = block * c.rows;
-      forward_rows(c, w, head / p.query_heads, head % p.query_heads, t0, (int)least<int64_t>(c.rows, p.queries - t0));
+      forward_rows(c, w, packed, head / p.query_heads, head % p.query_heads, t0, (int)least<int64_t>(c.rows, p.queries - t0));
     };
-    if (!memory) {
+    if (!memory || (whole_heads && c.pack && !rows)) {
 #pragma omp atomic write
       failed = 1;
     } else {
@@ -264,17 +265,18 @@ static int forward_blocks(Call& c) {
       if (whole_heads) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < key_heads; i++) {
-          describe_head(c, i / p.key_heads, i % p.key_heads);
+          const PackedHead packed = describe_head(c, i / p.key_heads, i % p.key_heads, rows);
           for (int64_t head = i * c.group; head < (i + 1) * c.group; head++)
-            for (int64_t block = 0; block < blocks; block++) run(w, head, block);
+            for (int64_t block = 0; block < blocks; block++) run(w, packed, head, block);
         }
       } else {
         // The longest walks first: the late ones then fill the gaps between threads.
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < heads * blocks; i++) run(w, i % heads, blocks - 1 - i / heads);
+        for (int64_t i = 0; i < heads * blocks; i++)
+          run(w, packed_head(c, c.packed, i % heads / c.group), i % heads, blocks - 1 - i / heads);
       }
     }
   }
-  ::free(c.facts);
+  free_facts(c);
   return failed ? TRA_OUT_OF_MEMORY : TRA_OK;
 }

@@ -15,7 +15,7 @@ namespace {
 #include "vector.h"
 #include "denormals.h"
 #include "common.h"
-static thread_local Workspace workspace;
+static thread_local Workspace workspace, packed_rows;
 #include "forward.h"
 #include "backward.h"
 #include "decode.h"
