@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt csrc/cmake/CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
-.PHONY: setup demo test test-slow test-ray wheels lint format bench sanitize clean docs
+.PHONY: setup demo test test-slow test-ray wheels lint format bench sanitize clean docs test-browser
 
 setup: $(STAMP)
 
@@ -20,10 +20,10 @@ demo: setup
 	$(BIN)/tra demo --out runs/demo
 
 test: setup
-	$(BIN)/python -m pytest -m 'not slow and not ray'
+	$(BIN)/python -m pytest -m 'not slow and not ray and not browser'
 
 test-slow: setup
-	$(BIN)/python -m pytest -m 'slow and not ray' -s
+	$(BIN)/python -m pytest -m 'slow and not ray and not browser' -s
 
 test-ray: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
@@ -41,6 +41,12 @@ format: setup
 bench: setup
 	$(BIN)/tra bench attention
 	$(BIN)/tra bench tasks
+
+# Pages in a real browser. Debian's Chromium and its driver are installed if they are missing and apt-get may do it.
+test-browser: setup
+	command -v chromedriver > /dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver; } || true
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest -m browser
 
 # The documentation site, with a strict check of its links, into build/docs/site.
 docs: setup

@@ -60,9 +60,10 @@
     return { query, weights, kept, distance, gate, reach };
   }
 
+  // At most 55 % opaque, so that the text on it keeps its contrast.
   function colour(weight) {
     const tone = weight < 0 ? css("--negative") : css("--weight");
-    return `rgba(${tone},${Math.min(1, Math.sqrt(Math.abs(weight)))})`;
+    return `rgba(${tone},${Math.min(0.55, 0.55 * Math.sqrt(Math.abs(weight)))})`;
   }
 
   function nearestRow(view, query) {
@@ -180,7 +181,7 @@
     section.append(make("h3", {}, "Tokens"), walk, tokens);
     const said = make("p", { "aria-live": "polite" });
     const table = make("table", {});
-    const scroll = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "strongest keys" });
+    const scroll = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `strongest keys, ${run.label}, model ${index + 1}` });
     scroll.append(table);
     section.append(said, scroll);
     const enlarged = make("details", {});
