@@ -117,6 +117,8 @@ def test_splits_by_file_name() -> None:
 def test_bad_places_are_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a file, nor a folder, nor one of wikitext-103"):
         Corpus([str(tmp_path / "absent")])
+    with pytest.raises(InputError, match="data holds an empty name"):
+        Corpus([" "])
     with pytest.raises(InputError, match="holds no text"):
         Corpus([str(tmp_path)])
     with pytest.raises(InputError, match="is empty"):

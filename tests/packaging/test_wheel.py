@@ -118,5 +118,6 @@ def test_without_a_compiler_it_installs_and_says_that_it_is_slower(
     assert "backend blockwise: ready" in said and "backend cpu: not here" in said
     assert "attention on the CPU uses the slower pure-torch path" in said
     small = ["--preset", "tiny", "--layers", "1", "--steps", "2", "--batch-size", "4", "--out", "run"]
-    without_compiler.run("tra", "train", "--task", "copy", "--length", "4", *small, cwd=tmp_path)
+    said = without_compiler.run("tra", "train", "--task", "copy", "--length", "4", *small, cwd=tmp_path)
+    assert said.count("slower") == 1
     without_compiler.run("tra", "eval", "run", "--lengths", "4", "--examples", "4", cwd=tmp_path)

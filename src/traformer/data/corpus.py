@@ -60,6 +60,8 @@ def resolve(places: Sequence[str]) -> tuple[str, ...]:
 
 
 def _resolve(place: str) -> str:
+    if not place.strip():
+        raise InputError(f"data holds an empty name; give a file, a folder, or one of {', '.join(NAMES)}")
     path = Path(place).expanduser()
     if path.exists():
         return os.path.abspath(path)
