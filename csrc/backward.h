@@ -6,23 +6,21 @@
 // A row stops where the forward stopped (reach). One task owns its dK and dV, so sums have one order and need no locks.
 // Included inside an unnamed namespace of each per-ISA translation unit.
 
+// What one thread works in.
 struct BackwardSpace {
   Lanes lanes;
   float *q_rows, *q_panels, *q_scaled;  // as read; transposed, times scale log2(e); times scale, non-finite rows zeroed
   float *do_rows, *do_panels, *dq;
-  float *weights, *ds;                  // [panel][key][lane]
+  float *weights, *ds;  // [panel][key][lane]
   float *keys, *values, *clean, *clean_values;
-  static size_t floats(int D) {
-    return (sizeof(BackwardSpace) / 4 + 16) + (size_t)ROWS * D * 6 + (size_t)ROWS * KB * 2 + (size_t)KB * D * 4 + 64;
-  }
-  static BackwardSpace* on(float* memory, int D) {
-    BackwardSpace* w = (BackwardSpace*)memory;
-    float* at = memory + (sizeof(BackwardSpace) / 4 + 16) / 16 * 16;
-    auto take = [&](size_t n) { float* r = at; at += n; return r; };
-    for (float** x : {&w->q_rows, &w->q_panels, &w->q_scaled, &w->do_rows, &w->do_panels, &w->dq}) *x = take((size_t)ROWS * D);
-    for (float** x : {&w->weights, &w->ds}) *x = take((size_t)ROWS * KB);
-    for (float** x : {&w->keys, &w->values, &w->clean, &w->clean_values}) *x = take((size_t)KB * D);
-    return w;
+
+  // Places the arrays in memory; returns the floats that they take.
+  size_t place(float* memory, int D) {
+    Layout layout{memory};
+    for (float** x : {&q_rows, &q_panels, &q_scaled, &do_rows, &do_panels, &dq}) *x = layout.take((size_t)ROWS * D);
+    for (float** x : {&weights, &ds}) *x = layout.take((size_t)ROWS * KEY_BLOCK);
+    for (float** x : {&keys, &values, &clean, &clean_values}) *x = layout.take((size_t)KEY_BLOCK * D);
+    return layout.used;
   }
 };
 
@@ -40,10 +38,11 @@ struct BackwardTask {
 template <bool DROPOUT, bool SURROGATE>
 NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds, int j0, int n, uint32_t cut, float survivor,
                                  float steepness) {
-  vf t[NV], g[NV], count[NV], lse[NV], delta[NV], grad[NV], grad_threshold[NV];
-  vu row_key[NV];
-  for (int i = 0; i < NV; i++) {
-    int at = lane0 + i * W;
+  vf t[PANEL_VECTORS], g[PANEL_VECTORS], count[PANEL_VECTORS], lse[PANEL_VECTORS], delta[PANEL_VECTORS], grad[PANEL_VECTORS],
+      grad_threshold[PANEL_VECTORS];
+  vu row_key[PANEL_VECTORS];
+  for (int i = 0; i < PANEL_VECTORS; i++) {
+    int at = lane0 + i * LANES;
     t[i] = load(s.threshold + at);
     g[i] = load(s.decay + at);
     count[i] = load(s.count + at);
@@ -54,8 +53,8 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
   }
   for (int j = n - 1; j >= 0; j--) {
 #pragma GCC unroll 2
-    for (int i = 0; i < NV; i++) {
-      int at = j * G + i * W;
+    for (int i = 0; i < PANEL_VECTORS; i++) {
+      int at = j * PANEL_ROWS + i * LANES;
       vf score = load(weights + at), dp = load(ds + at);
       vi keep = score > t[i];
       vf logit = score + g[i] * count[i] - lse[i];
@@ -63,7 +62,7 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
       vf if_kept = exp2_vec(logit), weight = masked(keep, if_kept);
       vf used = weight;
       if (DROPOUT) {
-        vi alive = (vi)(mix(row_key[i] + splat((uint32_t)(j0 + j) * 0x9e3779b9u)) >= splat(cut));
+        vi alive = survives(row_key[i], j0 + j, cut);
         used = masked(alive, weight * survivor);
         dp = masked(alive, dp * survivor);
       }
@@ -81,8 +80,8 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
       store(ds + at, d);
     }
   }
-  for (int i = 0; i < NV; i++) {
-    int at = lane0 + i * W;
+  for (int i = 0; i < PANEL_VECTORS; i++) {
+    int at = lane0 + i * LANES;
     store(s.count + at, count[i]);
     store(s.grad_decay + at, load(s.grad_decay + at) + grad[i]);
     if (SURROGATE) store(s.grad_threshold + at, load(s.grad_threshold + at) + grad_threshold[i]);
@@ -93,35 +92,36 @@ NOINLINE void differentiate_tile(Lanes& s, int lane0, float* weights, float* ds,
 NOINLINE void value_tile(const float* do_panel, const float* values, int64_t stride, int n, float* tile, int D) {
   for (int j = 0, step; j < n; j += step) {
     step = chunk(n - j);
-    with_rows(step, [&](auto rows) __attribute__((always_inline)) {
-      constexpr int M = decltype(rows)::value;
-      vf acc[M][NV];
-      clear(acc);
-      multiply<M, NV>(acc, values + j * stride, stride, 1, do_panel, G, D);
+    with_rows(
+        step, [&](auto rows) __attribute__((always_inline)) {
+          constexpr int M = decltype(rows)::value;
+          vf acc[M][PANEL_VECTORS];
+          clear(acc);
+          multiply<M, PANEL_VECTORS>(acc, values + j * stride, stride, 1, do_panel, PANEL_ROWS, D);
 #pragma GCC unroll 16
-      for (int m = 0; m < M; m++)
+          for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-        for (int i = 0; i < NV; i++) store(tile + (j + m) * G + i * W, acc[m][i]);
-    });
+            for (int i = 0; i < PANEL_VECTORS; i++) store(tile + (j + m) * PANEL_ROWS + i * LANES, acc[m][i]);
+        });
   }
 }
 
 // Pairs of a tile whose gradient is not finite, one bit per key for each lane, read from the scores before they are overwritten.
 struct Unknown {
-  uint64_t weights[G], ds[G];
+  uint64_t weights[PANEL_ROWS], ds[PANEL_ROWS];
 };
 
 // A row that is not finite: what it keeps, and what it sees where the choice has a gradient. Any other row: with a surrogate, what
 // it removes although its value is not finite. values: those of a block that is flagged, else null
 NOINLINE void find_unknown(const Lanes& s, int lane0, const float* scores, const float* values, int64_t stride, int n, int D,
                            bool surrogate, Unknown& unknown) {
-  static_assert(KB <= 64, "one bit per key");
-  for (int i = 0; i < G; i++) unknown.weights[i] = unknown.ds[i] = 0;
+  static_assert(KEY_BLOCK <= 64, "one bit per key");
+  for (int i = 0; i < PANEL_ROWS; i++) unknown.weights[i] = unknown.ds[i] = 0;
   for (int j = 0; j < n; j++) {
     bool bad = false;
     for (int d = 0; values && d < D; d++) bad |= !finite(values[j * stride + d]);
-    for (int i = 0; i < G && lane0 + i < s.n; i++) {
-      const float score = scores[j * G + i];
+    for (int i = 0; i < PANEL_ROWS && lane0 + i < s.n; i++) {
+      const float score = scores[j * PANEL_ROWS + i];
       const bool keep = score > s.threshold[lane0 + i], seen = score > -INF, row = s.poisoned[lane0 + i];
       unknown.weights[i] |= (uint64_t)(row && keep) << j;
       unknown.ds[i] |= (uint64_t)(row ? (surrogate ? seen : keep) : surrogate && bad && seen && !keep) << j;
@@ -130,10 +130,10 @@ NOINLINE void find_unknown(const Lanes& s, int lane0, const float* scores, const
 }
 
 NOINLINE void poison_gradients(Lanes& s, int lane0, float* weights, float* ds, int n, const Unknown& unknown) {
-  for (int i = 0; i < G && lane0 + i < s.n; i++) {
+  for (int i = 0; i < PANEL_ROWS && lane0 + i < s.n; i++) {
     for (int j = 0; j < n; j++) {
-      if (unknown.weights[i] >> j & 1) weights[j * G + i] = NOT_A_NUMBER;
-      if (unknown.ds[i] >> j & 1) ds[j * G + i] = NOT_A_NUMBER;
+      if (unknown.weights[i] >> j & 1) weights[j * PANEL_ROWS + i] = NOT_A_NUMBER;
+      if (unknown.ds[i] >> j & 1) ds[j * PANEL_ROWS + i] = NOT_A_NUMBER;
     }
     if (s.poisoned[lane0 + i]) s.grad_decay[lane0 + i] = NOT_A_NUMBER;
     if (s.poisoned[lane0 + i] || unknown.ds[i]) s.grad_threshold[lane0 + i] = NOT_A_NUMBER;
@@ -141,8 +141,8 @@ NOINLINE void poison_gradients(Lanes& s, int lane0, float* weights, float* ds, i
 }
 
 // c[key][channel] += sum over lanes of panels[key][lane] * x[lane][channel], over the panels in use; keys < n
-static void add_rows_over_lanes(const Lanes& s, const float* panels, const int* counts, int n, const float* x, float* c, int64_t ldc,
-                                int D) {
+static void add_rows_over_lanes(const Lanes& s, const float* panels, const int* counts, int n, const float* x, float* c,
+                                int64_t ldc, int D) {
   auto tile = [&](auto rows, auto vectors, int j, int d) __attribute__((always_inline)) {
     constexpr int M = decltype(rows)::value, N = decltype(vectors)::value;
     vf acc[M][N];
@@ -151,17 +151,18 @@ static void add_rows_over_lanes(const Lanes& s, const float* panels, const int* 
     for (int g = 0; g < s.panels; g++) {
       if (counts[g] <= j) continue;  // the panel's rows do not see these keys
       used = true;
-      multiply<M, N>(acc, panels + ((int64_t)g * KB + j) * G, G, 1, x + (int64_t)g * G * D + d, D, least(G, s.n - g * G));
+      multiply<M, N>(acc, panels + ((int64_t)g * KEY_BLOCK + j) * PANEL_ROWS, PANEL_ROWS, 1, x + (int64_t)g * PANEL_ROWS * D + d, D,
+                     least(PANEL_ROWS, s.n - g * PANEL_ROWS));
     }
     if (used) add_to(acc, c + j * ldc + d, ldc);
   };
   int d = 0;
-  for (; d + 2 * W <= D; d += 2 * W)
+  for (; d + 2 * LANES <= D; d += 2 * LANES)
     for (int j = 0, step; j < n; j += step) {
       step = chunk(n - j);
       with_rows(step, [&](auto rows) __attribute__((always_inline)) { tile(rows, Rows<2>{}, j, d); });
     }
-  for (; d + W <= D; d += W)
+  for (; d + LANES <= D; d += LANES)
     for (int j = 0, step; j < n; j += step) {
       step = chunk(n - j);
       with_rows(step, [&](auto rows) __attribute__((always_inline)) { tile(rows, Rows<1>{}, j, d); });
@@ -170,22 +171,23 @@ static void add_rows_over_lanes(const Lanes& s, const float* panels, const int* 
     for (int g = 0; g < s.panels; g++)
       for (int j = 0; j < least(n, counts[g]); j++) {
         float sum = 0;
-        for (int i = 0; i < least(G, s.n - g * G); i++) sum += panels[((int64_t)g * KB + j) * G + i] * x[(int64_t)(g * G + i) * D + d];
+        for (int i = 0; i < least(PANEL_ROWS, s.n - g * PANEL_ROWS); i++)
+          sum += panels[((int64_t)g * KEY_BLOCK + j) * PANEL_ROWS + i] * x[(int64_t)(g * PANEL_ROWS + i) * D + d];
         c[j * ldc + d] += sum;
       }
 }
 
 static void transpose_lanes(const Call& c, BackwardSpace& w, float q_factor) {
   for (int g = 0; g < w.lanes.panels; g++) {
-    int64_t at = (int64_t)g * G * c.D;
-    int n = least(G, w.lanes.n - g * G);
+    int64_t at = (int64_t)g * PANEL_ROWS * c.D;
+    int n = least(PANEL_ROWS, w.lanes.n - g * PANEL_ROWS);
     transpose_panel(w.q_rows + at, n, c.D, q_factor, w.q_panels + at);
     transpose_panel(w.do_rows + at, n, c.D, 1.f, w.do_panels + at);
   }
 }
 
-static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& packed, const BackwardTask& task, int64_t h, int64_t t0,
-                          int rows) {
+static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& packed, const BackwardTask& task, int64_t h,
+                          int64_t t0, int rows) {
   const TraProblem& p = *c.p;
   const int D = c.D;
   const int64_t b = task.batch, hk = task.key_head;
@@ -253,9 +255,9 @@ static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& pac
   uint8_t done[ROWS];
   int counts[PANELS];
   int j1 = s.last[s.n - 1] + 1;
-  const bool overflow = queries_bad || !(largest * facts.norm_so_far[most(0, j1 - 1) / KB] < 1e36f);
+  const bool overflow = queries_bad || !(largest * facts.norm_so_far[most(0, j1 - 1) / KEY_BLOCK] < 1e36f);
   while (s.n > 0) {
-    const int block = most(0, j1 - 1) / KB, j0 = block * KB;
+    const int block = most(0, j1 - 1) / KEY_BLOCK, j0 = block * KEY_BLOCK;
     if (j1 > 0) {
       int64_t k_stride, v_stride;
       const float* keys = block_f32(c, p.k, packed.keys, b, hk, j0, j1 - j0, w.keys, &k_stride);
@@ -264,17 +266,20 @@ static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& pac
       const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
       const float* clean_keys = keys;
       int64_t clean_stride = k_stride;
-      if (__builtin_expect(keys_bad, 0)) clean_keys = cleaned(keys, &clean_stride, j1 - j0, D, w.clean);
-      else clean_keys = side_by_side(keys, &clean_stride, j1 - j0, D, w.keys);
+      if (__builtin_expect(keys_bad, 0))
+        clean_keys = cleaned(keys, &clean_stride, j1 - j0, D, w.clean);
+      else
+        clean_keys = side_by_side(keys, &clean_stride, j1 - j0, D, w.keys);
       const float* clean_values = values;
       int64_t clean_values_stride = v_stride;
-      if (__builtin_expect(values_bad && surrogate, 0)) clean_values = cleaned(values, &clean_values_stride, j1 - j0, D, w.clean_values);
+      if (__builtin_expect(values_bad && surrogate, 0))
+        clean_values = cleaned(values, &clean_values_stride, j1 - j0, D, w.clean_values);
       const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
       int used = 0;
       for (int g = 0; g < s.panels; g++) {
-        const int lane0 = g * G, lanes = least(G, s.n - lane0);
+        const int lane0 = g * PANEL_ROWS, lanes = least(PANEL_ROWS, s.n - lane0);
         const int stop = least(j1, s.last[lane0 + lanes - 1] + 1), n = stop - j0;
-        float *weights = w.weights + (int64_t)lane0 * KB, *ds = w.ds + (int64_t)lane0 * KB;
+        float *weights = w.weights + (int64_t)lane0 * KEY_BLOCK, *ds = w.ds + (int64_t)lane0 * KEY_BLOCK;
         counts[g] = 0;
         if (n <= 0) continue;
         int leftmost = 0;
@@ -303,8 +308,8 @@ static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& pac
         // The products over lanes take keys in groups: those that this panel does not see weigh nothing.
         const int whole = j1 - j0;
         if (whole > n) {
-          __builtin_memset(weights + n * G, 0, (size_t)(whole - n) * G * sizeof(float));
-          __builtin_memset(ds + n * G, 0, (size_t)(whole - n) * G * sizeof(float));
+          __builtin_memset(weights + n * PANEL_ROWS, 0, (size_t)(whole - n) * PANEL_ROWS * sizeof(float));
+          __builtin_memset(ds + n * PANEL_ROWS, 0, (size_t)(whole - n) * PANEL_ROWS * sizeof(float));
         }
         counts[g] = n;
         used = most(used, n);
@@ -318,7 +323,7 @@ static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& pac
     j1 = j0;
     int alive = 0;
     for (int i = 0; i < s.n; i++) alive += !(done[i] = j0 <= s.first[i] || j0 <= 0);
-    if (alive == 0 || (alive + G - 1) / G < s.panels) {
+    if (alive == 0 || (alive + PANEL_ROWS - 1) / PANEL_ROWS < s.panels) {
       int to = 0;
       for (int i = 0; i < s.n; i++) {
         if (done[i]) {
@@ -331,8 +336,7 @@ static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& pac
         }
         if (to != i) {
           s.move(to, i);
-          for (float* x : {w.q_rows, w.q_scaled, w.do_rows, w.dq})
-            copy_row(x + (int64_t)i * D, D, x + (int64_t)to * D);
+          for (float* x : {w.q_rows, w.q_scaled, w.do_rows, w.dq}) copy_row(x + (int64_t)i * D, D, x + (int64_t)to * D);
         }
         to++;
       }
@@ -422,7 +426,7 @@ static int backward_blocks(Call& c) {
       for (int64_t r = t.begin; r < t.end; r++)
         lowest = least<int64_t>(lowest, p.reach[(t.batch * p.query_heads + h) * p.queries + r]);
     t.slab = i % parts != 0;
-    t.base = t.slab ? lowest / KB * KB : 0;
+    t.base = t.slab ? lowest / KEY_BLOCK * KEY_BLOCK : 0;
     t.keys = p.query_start + t.end - t.base;
     if (t.slab) slab_floats += (size_t)t.keys * c.D * 2;
   }
@@ -447,14 +451,15 @@ static int backward_blocks(Call& c) {
 #pragma omp parallel num_threads(p.threads)
     {
       DenormalMode flush(true);
-      float* memory = workspace.take(BackwardSpace::floats(c.D));
+      BackwardSpace w;
+      float* memory = workspace.take(w.place(nullptr, c.D));
       const size_t head_floats = (size_t)c.visible * c.D;
       float* rows = whole_heads && c.pack ? packed_rows.take(head_floats * 4) : nullptr;
       if (!memory || (whole_heads && c.pack && !rows)) {
 #pragma omp atomic write
         failed = 1;
       } else {
-        BackwardSpace& w = *BackwardSpace::on(memory, c.D);
+        w.place(memory, c.D);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < count; i++) {
           BackwardTask t = tasks[i];
@@ -485,7 +490,7 @@ static int backward_blocks(Call& c) {
       DenormalMode flush(true);
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < heads * blocks; i++) {
-        const int64_t head = i / blocks, j0 = i % blocks * KB, j1 = least<int64_t>(c.visible, j0 + KB);
+        const int64_t head = i / blocks, j0 = i % blocks * KEY_BLOCK, j1 = least<int64_t>(c.visible, j0 + KEY_BLOCK);
         const BackwardTask& own = tasks[head * parts];
         for (int part = 1; part < parts; part++) {
           const BackwardTask& t = tasks[head * parts + part];

@@ -2,13 +2,13 @@
 // packing of query panels, and the canonical keep decision.
 // Included inside an unnamed namespace of each per-ISA translation unit.
 
-constexpr int NV = 2;             // vectors per panel
-constexpr int G = NV * W;         // query rows (lanes) per panel
-constexpr int KB = 64;            // keys per block
-constexpr int ROWS = 256;         // most rows a row block may hold
-constexpr int PANELS = ROWS / G;
-constexpr int MR = TRA_REGISTERS >= 32 ? 8 : 6;  // rows of accumulators in the micro-kernel
-constexpr int ROWS_AHEAD = 8;     // rows asked for ahead of the one being set up
+constexpr int PANEL_VECTORS = 2;                   // vectors per panel
+constexpr int PANEL_ROWS = PANEL_VECTORS * LANES;  // query rows (lanes) per panel
+constexpr int KEY_BLOCK = 64;                      // keys per block
+constexpr int ROWS = 256;                          // most rows a row block may hold
+constexpr int PANELS = ROWS / PANEL_ROWS;
+constexpr int TILE_ROWS = TRA_REGISTERS >= 32 ? 8 : 6;  // rows of accumulators in the micro-kernel
+constexpr int ROWS_AHEAD = 8;                           // rows asked for ahead of the one being set up
 constexpr float LOG2E = 1.44269504088896340736f;
 constexpr double LN2 = 0.69314718055994530942;
 // Scores this near to the threshold are rechecked whatever the norms: 256 sums may each have flushed up to 2^-126.
@@ -17,21 +17,35 @@ constexpr float LEAST_NORM = 0x1p-50f;  // in place of a smaller |q| scale or |k
 constexpr float INF = __builtin_inff();
 constexpr float NOT_A_NUMBER = __builtin_nanf("");
 
-template <class T> INLINE T least(T a, T b) { return a < b ? a : b; }
-template <class T> INLINE T most(T a, T b) { return a > b ? a : b; }
+template <class T>
+INLINE T least(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+INLINE T most(T a, T b) {
+  return a > b ? a : b;
+}
 INLINE bool finite(float x) { return __builtin_fabsf(x) < INF; }
 
 // ---- element types -------------------------------------------------------------------------------------------------
 
-INLINE float bits_to_float(uint32_t x) { float r; __builtin_memcpy(&r, &x, 4); return r; }
-INLINE uint32_t float_to_bits(float x) { uint32_t r; __builtin_memcpy(&r, &x, 4); return r; }
+INLINE float bits_to_float(uint32_t x) {
+  float r;
+  __builtin_memcpy(&r, &x, 4);
+  return r;
+}
+INLINE uint32_t float_to_bits(float x) {
+  uint32_t r;
+  __builtin_memcpy(&r, &x, 4);
+  return r;
+}
 
 INLINE float half_to_float(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000u) << 16, rest = h & 0x7fffu;
-  uint32_t bits = (rest << 13) + (112u << 23);                       // the exponents' biases differ by 112
+  uint32_t bits = (rest << 13) + (112u << 23);  // the exponents' biases differ by 112
   uint32_t subnormal = float_to_bits((float)(int32_t)rest * 0x1p-24f);
-  bits = rest < 0x400u ? subnormal : bits;                           // normal as fp32: not flushed
-  bits = rest >= 0x7c00u ? bits | 0x7f800000u : bits;                // inf and NaN
+  bits = rest < 0x400u ? subnormal : bits;             // normal as fp32: not flushed
+  bits = rest >= 0x7c00u ? bits | 0x7f800000u : bits;  // inf and NaN
   return bits_to_float(bits | sign);
 }
 
@@ -39,12 +53,12 @@ INLINE uint16_t float_to_half(float f) {
   uint32_t x = float_to_bits(f), sign = (x >> 16) & 0x8000u;
   x &= 0x7fffffffu;
   if (x >= 0x7f800000u) return (uint16_t)(sign | 0x7c00u | (x > 0x7f800000u ? 0x200u : 0));
-  if (x >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);           // rounds beyond 65504
-  if (x < 0x38800000u) {                                             // subnormal: let the fp32 adder round
+  if (x >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);  // rounds beyond 65504
+  if (x < 0x38800000u) {                                    // subnormal: let the fp32 adder round
     float r = bits_to_float(x) + 0.5f;
     return (uint16_t)(sign | (float_to_bits(r) - 0x3f000000u));
   }
-  x += 0xc8000fffu + ((x >> 13) & 1);                                // rebias, round to nearest even
+  x += 0xc8000fffu + ((x >> 13) & 1);  // rebias, round to nearest even
   return (uint16_t)(sign | (x >> 13));
 }
 
@@ -54,13 +68,13 @@ INLINE uint16_t float_to_bfloat(float f) {
   return (uint16_t)((x + 0x7fffu + ((x >> 16) & 1)) >> 16);
 }
 
-constexpr int PART = W < 8 ? W : 8;  // floats of a row taken together: head sizes are multiples of 8
+constexpr int PART = LANES < 8 ? LANES : 8;  // floats of a row taken together: head sizes are multiples of 8
 typedef float part __attribute__((vector_size(PART * 4)));
 
 // A row of D floats. (memcpy of a length that is not known when compiling is a call, which takes longer than the row.)
 INLINE void copy_row(const float* from, int D, float* to) {
   int e = 0;
-  for (; e + W <= D; e += W) store(to + e, load(from + e));
+  for (; e + LANES <= D; e += LANES) store(to + e, load(from + e));
   for (; e < D; e += PART) {
     part x = load_as<part>(from + e);
     __builtin_memcpy(to + e, &x, sizeof x);
@@ -106,7 +120,7 @@ INLINE void fill_row(int dtype, void* base, int64_t offset, int d, float value) 
 
 enum { KEY_NOT_FINITE = 1, VALUE_NOT_FINITE = 2 };
 
-// What one pass over the visible keys and values tells, per block of KB keys of one (batch, key head).
+// What one pass over the visible keys and values tells, per block of KEY_BLOCK keys of one (batch, key head).
 struct KeyFacts {
   float* norm;          // largest |k| of the block (real keys only); inf where it overflows
   float* norm_so_far;   // the same over this block and all to its left
@@ -116,13 +130,13 @@ struct KeyFacts {
 
 struct Call {
   const TraProblem* p;
-  int D, group, rows;   // rows: size of a row block
-  int64_t visible;      // keys before the last query's end; nothing at or after it is read
-  int blocks;           // of KB keys
-  float* facts;         // [B * Hkv][3][blocks] then flags
+  int D, group, rows;  // rows: size of a row block
+  int64_t visible;     // keys before the last query's end; nothing at or after it is read
+  int blocks;          // of KEY_BLOCK keys
+  float* facts;        // [B * Hkv][3][blocks] then flags
   uint8_t* flags;
-  bool pack;            // keys and values are laid side by side, in fp32, before the walks
-  float* packed;        // [B * Hkv][keys then values][visible][D] where threads share heads; else each thread has its own
+  bool pack;      // keys and values are laid side by side, in fp32, before the walks
+  float* packed;  // [B * Hkv][keys then values][visible][D] where threads share heads; else each thread has its own
   bool dropout;
   uint32_t seed_key;
 
@@ -160,11 +174,22 @@ struct Workspace {
   ~Workspace() { ::free(data); }
 };
 
+// Cuts memory into arrays that each begin on a cache line. Without memory it only measures how much they take.
+struct Layout {
+  float* memory;
+  size_t used = 0;
+  float* take(size_t floats) {
+    float* at = memory ? memory + used : nullptr;
+    used += (floats + 15) / 16 * 16;
+    return at;
+  }
+};
+
 // ---- the micro-kernel ----------------------------------------------------------------------------------------------
 
-// acc[m][n] += sum over k < depth of a[m * am + k * ak] * b[k * ldb + n * W ..]. Every product of the kernel is this one:
+// acc[m][n] += sum over k < depth of a[m * am + k * ak] * b[k * ldb + n * LANES ..]. Every product of the kernel is this one:
 //   scores    a = keys    (am = key stride, ak = 1)  b = transposed query panel   -> panel [key][lane]
-//   output    a = weights (am = 1, ak = G)           b = values                   -> rows  [lane][channel]
+//   output    a = weights (am = 1, ak = PANEL_ROWS)           b = values                   -> rows  [lane][channel]
 //   gradients likewise, with the roles of queries and keys exchanged.
 template <int M, int N>
 INLINE void multiply(vf (&acc)[M][N], const float* a, int64_t am, int64_t ak, const float* b, int64_t ldb, int depth) {
@@ -172,7 +197,7 @@ INLINE void multiply(vf (&acc)[M][N], const float* a, int64_t am, int64_t ak, co
   for (int k = 0; k < depth; k++) {
     vf right[N];
 #pragma GCC unroll 16
-    for (int n = 0; n < N; n++) right[n] = load(b + n * W);
+    for (int n = 0; n < N; n++) right[n] = load(b + n * LANES);
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++) {
       vf left = splat(a[m * am]);
@@ -184,59 +209,71 @@ INLINE void multiply(vf (&acc)[M][N], const float* a, int64_t am, int64_t ak, co
   }
 }
 
-template <int M, int N> INLINE void clear(vf (&acc)[M][N]) {
+template <int M, int N>
+INLINE void clear(vf (&acc)[M][N]) {
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
     for (int n = 0; n < N; n++) acc[m][n] = vf{};
 }
 
-template <int M, int N> INLINE void add_to(vf (&acc)[M][N], float* c, int64_t ldc) {
+template <int M, int N>
+INLINE void add_to(vf (&acc)[M][N], float* c, int64_t ldc) {
 #pragma GCC unroll 16
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-    for (int n = 0; n < N; n++) store(c + m * ldc + n * W, load(c + m * ldc + n * W) + acc[m][n]);
+    for (int n = 0; n < N; n++) store(c + m * ldc + n * LANES, load(c + m * ldc + n * LANES) + acc[m][n]);
 }
 
-// Calls f with n <= MR, which is only known at run time, as a constant.
-template <int M> struct Rows { static constexpr int value = M; };
-template <int M = MR, class F> INLINE void with_rows(int n, F&& f) {
-  if constexpr (M == 1) f(Rows<1>{});
-  else if (n == M) f(Rows<M>{});
-  else with_rows<M - 1>(n, f);
+// Calls f with n <= TILE_ROWS, which is only known at run time, as a constant.
+template <int M>
+struct Rows {
+  static constexpr int value = M;
+};
+template <int M = TILE_ROWS, class F>
+INLINE void with_rows(int n, F&& f) {
+  if constexpr (M == 1)
+    f(Rows<1>{});
+  else if (n == M)
+    f(Rows<M>{});
+  else
+    with_rows<M - 1>(n, f);
 }
-// Splits n rows into nearly equal chunks of at most MR: 16 -> 6 + 5 + 5, which keeps every chunk long enough to hide latency.
-INLINE int chunk(int n) { int parts = (n + MR - 1) / MR; return (n + parts - 1) / parts; }
+// Splits n rows into nearly equal chunks of at most TILE_ROWS: 16 -> 6 + 5 + 5, which keeps every chunk long enough to hide latency.
+INLINE int chunk(int n) {
+  int parts = (n + TILE_ROWS - 1) / TILE_ROWS;
+  return (n + parts - 1) / parts;
+}
 
 // c[lane][channel] += sum over keys of panel[key][lane] * x[key][channel], lanes < n, keys < depth
 static void add_panel_times_rows(const float* panel, int n, int depth, const float* x, int64_t ldx, float* c, int64_t ldc, int D) {
   int d = 0;
-  for (; d + 2 * W <= D; d += 2 * W)
+  for (; d + 2 * LANES <= D; d += 2 * LANES)
     for (int r = 0, step; r < n; r += step) {
       step = chunk(n - r);
       with_rows(step, [&](auto rows) {
         constexpr int M = decltype(rows)::value;
         vf acc[M][2];
         clear(acc);
-        multiply<M, 2>(acc, panel + r, 1, G, x + d, ldx, depth);
+        multiply<M, 2>(acc, panel + r, 1, PANEL_ROWS, x + d, ldx, depth);
         add_to(acc, c + r * ldc + d, ldc);
       });
     }
-  for (; d + W <= D; d += W)
+  for (; d + LANES <= D; d += LANES)
     for (int r = 0, step; r < n; r += step) {
       step = chunk(n - r);
       with_rows(step, [&](auto rows) {
         constexpr int M = decltype(rows)::value;
         vf acc[M][1];
         clear(acc);
-        multiply<M, 1>(acc, panel + r, 1, G, x + d, ldx, depth);
+        multiply<M, 1>(acc, panel + r, 1, PANEL_ROWS, x + d, ldx, depth);
         add_to(acc, c + r * ldc + d, ldc);
       });
     }
   for (; d < D; d++)  // head sizes below the vector width
     for (int r = 0; r < n; r++) {
       float sum = 0;
-      for (int k = 0; k < depth; k++) sum += panel[k * G + r] * x[k * ldx + d];
+      for (int k = 0; k < depth; k++) sum += panel[k * PANEL_ROWS + r] * x[k * ldx + d];
       c[r * ldc + d] += sum;
     }
 }
@@ -279,65 +316,67 @@ INLINE void transpose_8x8(const float* from, int64_t stride, __m256 factor, floa
     u[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
   }
   for (int i = 0; i < 4; i++) {
-    _mm256_storeu_ps(to + i * G, _mm256_permute2f128_ps(u[i], u[i + 4], 0x20));
-    _mm256_storeu_ps(to + (i + 4) * G, _mm256_permute2f128_ps(u[i], u[i + 4], 0x31));
+    _mm256_storeu_ps(to + i * PANEL_ROWS, _mm256_permute2f128_ps(u[i], u[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * PANEL_ROWS, _mm256_permute2f128_ps(u[i], u[i + 4], 0x31));
   }
 }
 #endif
 
-// panel[e][lane] = rows[lane][e] * factor for one panel of G lanes, zero beyond n
+// panel[e][lane] = rows[lane][e] * factor for one panel of PANEL_ROWS lanes, zero beyond n
 static void transpose_panel(const float* rows, int n, int D, float factor, float* panel) {
   int lane = 0;
 #if defined(__AVX__)
   for (; lane + 8 <= n; lane += 8)
-    for (int e = 0; e < D; e += 8) transpose_8x8(rows + (int64_t)lane * D + e, D, _mm256_set1_ps(factor), panel + e * G + lane);
+    for (int e = 0; e < D; e += 8)
+      transpose_8x8(rows + (int64_t)lane * D + e, D, _mm256_set1_ps(factor), panel + e * PANEL_ROWS + lane);
 #endif
   for (; lane < n; lane++)
-    for (int e = 0; e < D; e++) panel[e * G + lane] = rows[lane * D + e] * factor;
-  if (n < G)
+    for (int e = 0; e < D; e++) panel[e * PANEL_ROWS + lane] = rows[lane * D + e] * factor;
+  if (n < PANEL_ROWS)
     for (int e = 0; e < D; e++)
-      for (int i = n; i < G; i++) panel[e * G + i] = 0;
+      for (int i = n; i < PANEL_ROWS; i++) panel[e * PANEL_ROWS + i] = 0;
 }
 
 // ---- the rows of a block -------------------------------------------------------------------------------------------
 
-// State of the rows being walked, one lane a row, in ascending order of position. Scores and decays are in base 2.
+// What is known of a row being walked: type, name, and the value in a lane that holds no row, which then keeps nothing.
+// Scores and decays are in base 2.
+#define TRA_LANE_FIELDS(field)                                                                                              \
+  field(float, decay, 0)           /* log_decay * log2(e) */                                                                \
+      field(float, threshold, INF) /* threshold * log2(e) */                                                                \
+      field(float, band, 0)        /* D 2^-22 |q| scale log2(e): times |k| it is the width of the recheck */                \
+      field(float, count, 0)       /* kept keys so far */                                                                   \
+      field(float, sum, 1)         /* normaliser so far, relative to 2^shift */                                             \
+      field(float, shift, 0)       /* 0, or the running maximum */                                                          \
+      field(float, reach_norm, 0)  /* |q| scale log2(e) */                                                                  \
+      field(float, inverse, 0)     /* 1 / (1 - e^g) */                                                                      \
+      field(float, delta, 0)       /* backward: dO . O */                                                                   \
+      field(float, lse, 0)         /* backward: normaliser in base 2 */                                                     \
+      field(float, grad_decay, 0) field(float, grad_threshold, 0) field(int32_t, last, -1) /* rightmost key the row sees */ \
+      field(int32_t, first, 0)                                                             /* leftmost */                   \
+      field(uint32_t, dropout_key, 0) field(double, threshold64, INF) field(int32_t, row, -1)                               \
+          field(uint8_t, poisoned, 0) /* a non-finite score was seen, or an input of the row is not finite */               \
+      field(uint8_t, decay_bad, 0)
+
+// The rows being walked, one lane per row, in ascending order of position.
 struct Lanes {
-  alignas(64) float decay[ROWS];      // log_decay * log2(e)
-  alignas(64) float threshold[ROWS];  // threshold * log2(e); +inf in lanes beyond the last row
-  alignas(64) float band[ROWS];       // D 2^-22 |q| scale log2(e): times |k| it is the width of the recheck
-  alignas(64) float count[ROWS];      // kept keys so far
-  alignas(64) float sum[ROWS];        // normaliser so far, relative to 2^shift
-  alignas(64) float shift[ROWS];      // 0, or the running maximum
-  alignas(64) float reach_norm[ROWS]; // |q| scale log2(e)
-  alignas(64) float inverse[ROWS];    // 1 / (1 - e^g)
-  alignas(64) float delta[ROWS];      // backward: dO . O
-  alignas(64) float lse[ROWS];        // backward: normaliser in base 2
-  alignas(64) float grad_decay[ROWS];
-  alignas(64) float grad_threshold[ROWS];
-  alignas(64) int32_t last[ROWS];     // rightmost key the row sees
-  alignas(64) int32_t first[ROWS];    // leftmost
-  alignas(64) uint32_t dropout_key[ROWS];
-  double threshold64[ROWS];
-  int32_t row[ROWS];
-  uint8_t poisoned[ROWS];             // a non-finite score was seen, or an input of the row is not finite
-  uint8_t decay_bad[ROWS];
+#define TRA_DECLARE(type, name, empty) alignas(64) type name[ROWS];
+  TRA_LANE_FIELDS(TRA_DECLARE)
+#undef TRA_DECLARE
   int n, panels;
 
   void move(int to, int from) {
-    decay[to] = decay[from]; threshold[to] = threshold[from]; band[to] = band[from]; count[to] = count[from];
-    sum[to] = sum[from]; shift[to] = shift[from]; reach_norm[to] = reach_norm[from]; inverse[to] = inverse[from];
-    delta[to] = delta[from]; lse[to] = lse[from]; grad_decay[to] = grad_decay[from];
-    grad_threshold[to] = grad_threshold[from]; last[to] = last[from];
-    first[to] = first[from]; dropout_key[to] = dropout_key[from]; threshold64[to] = threshold64[from]; row[to] = row[from];
-    poisoned[to] = poisoned[from]; decay_bad[to] = decay_bad[from];
+#define TRA_MOVE(type, name, empty) name[to] = name[from];
+    TRA_LANE_FIELDS(TRA_MOVE)
+#undef TRA_MOVE
   }
-  void pad() {  // lanes that hold no row keep nothing
-    panels = (n + G - 1) / G;
-    for (int i = n; i < panels * G; i++) {
-      decay[i] = 0; threshold[i] = INF; band[i] = 0; count[i] = 0; sum[i] = 1; shift[i] = 0; reach_norm[i] = 0; inverse[i] = 0;
-      delta[i] = 0; lse[i] = 0; grad_decay[i] = 0; grad_threshold[i] = 0; last[i] = -1; first[i] = 0; dropout_key[i] = 0; threshold64[i] = INF;
-      row[i] = -1; poisoned[i] = 0; decay_bad[i] = 0;
+  // Fills the last panel up with lanes that hold no row.
+  void pad() {
+    panels = (n + PANEL_ROWS - 1) / PANEL_ROWS;
+    for (int i = n; i < panels * PANEL_ROWS; i++) {
+#define TRA_CLEAR(type, name, empty) name[i] = empty;
+      TRA_LANE_FIELDS(TRA_CLEAR)
+#undef TRA_CLEAR
     }
   }
 };
@@ -366,7 +405,7 @@ INLINE float norm_above(const float* x, int D) {
   if (norm2 < 1e-24f) {  // squares may have underflowed
     float top = 1e-18f;
     for (int e = 0; e < D; e++) top = most(top, __builtin_fabsf(x[e]));
-    return top * 16.f;   // at most 256 channels
+    return top * 16.f;  // at most 256 channels
   }
   return __builtin_sqrtf(norm2) * 1.00001f;
 }
@@ -407,55 +446,56 @@ NOINLINE double exact_dot(const float* q, const float* k, int D) {
 }
 
 // The decision made canonical: recompute in fp64, in order, and move the score to the side of the threshold it belongs to.
-NOINLINE void recheck(const Lanes& s, int lane0, const float* q_rows, const float* keys, int64_t stride, int n,
-                                              float* tile, float norm, int D, double scale) {
+NOINLINE void recheck(const Lanes& s, int lane0, const float* q_rows, const float* keys, int64_t stride, int n, float* tile,
+                      float norm, int D, double scale) {
   for (int j = 0; j < n; j++)
-    for (int i = 0; i < G; i++) {
+    for (int i = 0; i < PANEL_ROWS; i++) {
       int lane = lane0 + i;
-      float x = tile[j * G + i], t = s.threshold[lane];
+      float x = tile[j * PANEL_ROWS + i], t = s.threshold[lane];
       if (lane >= s.n || !(__builtin_fabsf(x - t) <= s.band[lane] * norm + LEAST_BAND)) continue;
       if (exact_dot(q_rows + (int64_t)lane * D, keys + j * stride, D) * scale > s.threshold64[lane]) {
-        if (!(x > t)) tile[j * G + i] = t + most(__builtin_fabsf(t) * 0x1p-22f, 1e-36f);
+        if (!(x > t)) tile[j * PANEL_ROWS + i] = t + most(__builtin_fabsf(t) * 0x1p-22f, 1e-36f);
       } else if (x > t) {
-        tile[j * G + i] = t;
+        tile[j * PANEL_ROWS + i] = t;
       }
     }
 }
 
 // tile[key][lane] = score in base 2 with the canonical side of the threshold. Returns whether any key may be kept.
-NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const float* q_panel, const float* keys, int64_t stride, int n,
-                       float norm, float* tile, int D, double scale) {
-  vf t[NV], band[NV];
-  for (int i = 0; i < NV; i++) {
-    t[i] = load(s.threshold + lane0 + i * W);
-    band[i] = load(s.band + lane0 + i * W) * norm + LEAST_BAND;
+NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const float* q_panel, const float* keys, int64_t stride,
+                         int n, float norm, float* tile, int D, double scale) {
+  vf t[PANEL_VECTORS], band[PANEL_VECTORS];
+  for (int i = 0; i < PANEL_VECTORS; i++) {
+    t[i] = load(s.threshold + lane0 + i * LANES);
+    band[i] = load(s.band + lane0 + i * LANES) * norm + LEAST_BAND;
   }
   vi below = splat((int32_t)-1);  // sign bit: every difference so far is negative
   for (int j = 0, step; j < n; j += step) {
     step = chunk(n - j);
-    with_rows(step, [&](auto rows) __attribute__((always_inline)) {
-      constexpr int M = decltype(rows)::value;
-      vf acc[M][NV];
-      clear(acc);
-      multiply<M, NV>(acc, keys + j * stride, stride, 1, q_panel, G, D);
-      vf closest[NV];
+    with_rows(
+        step, [&](auto rows) __attribute__((always_inline)) {
+          constexpr int M = decltype(rows)::value;
+          vf acc[M][PANEL_VECTORS];
+          clear(acc);
+          multiply<M, PANEL_VECTORS>(acc, keys + j * stride, stride, 1, q_panel, PANEL_ROWS, D);
+          vf closest[PANEL_VECTORS];
 #pragma GCC unroll 16
-      for (int m = 0; m < M; m++)
+          for (int m = 0; m < M; m++)
 #pragma GCC unroll 16
-        for (int i = 0; i < NV; i++) {
-          store(tile + (j + m) * G + i * W, acc[m][i]);
-          vf difference = acc[m][i] - t[i];
-          closest[i] = m ? vmin(vabs(difference), closest[i]) : vabs(difference);
-          below &= (vi)difference;
-        }
-      vi near = {};
+            for (int i = 0; i < PANEL_VECTORS; i++) {
+              store(tile + (j + m) * PANEL_ROWS + i * LANES, acc[m][i]);
+              vf difference = acc[m][i] - t[i];
+              closest[i] = m ? vmin(vabs(difference), closest[i]) : vabs(difference);
+              below &= (vi)difference;
+            }
+          vi near = {};
 #pragma GCC unroll 16
-      for (int i = 0; i < NV; i++) near |= (vi)(closest[i] <= band[i]);
-      if (__builtin_expect(any(near), 0)) {
-        recheck(s, lane0, q_rows, keys + j * stride, stride, M, tile + j * G, norm, D, scale);
-        below = vi{};
-      }
-    });
+          for (int i = 0; i < PANEL_VECTORS; i++) near |= (vi)(closest[i] <= band[i]);
+          if (__builtin_expect(any(near), 0)) {
+            recheck(s, lane0, q_rows, keys + j * stride, stride, M, tile + j * PANEL_ROWS, norm, D, scale);
+            below = vi{};
+          }
+        });
   }
   return any(~below & splat((int32_t)0x80000000));
 }
@@ -464,41 +504,40 @@ NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const f
 NOINLINE bool poison_tile(Lanes& s, int lane0, float* tile, int j0, int n, const uint8_t* padding) {
   bool kept = false;
   for (int j = 0; j < n; j++)
-    for (int i = 0; i < G && lane0 + i < s.n; i++) {
+    for (int i = 0; i < PANEL_ROWS && lane0 + i < s.n; i++) {
       int lane = lane0 + i;
-      if (finite(tile[j * G + i])) continue;
+      if (finite(tile[j * PANEL_ROWS + i])) continue;
       if (j0 + j > s.last[lane] || j0 + j < s.first[lane] || (padding && !padding[j0 + j])) continue;
       s.poisoned[lane] = 1;
-      tile[j * G + i] = most(s.threshold[lane], 0.f) + 1.f;
+      tile[j * PANEL_ROWS + i] = most(s.threshold[lane], 0.f) + 1.f;
       kept = true;
     }
   return kept;
 }
 
 // A kept key whose value is not finite poisons the row too, also where dropout or underflow takes its weight away.
-NOINLINE void poison_by_values(Lanes& s, int lane0, const float* tile, const float* values, int64_t stride, int n,
-                                                       int D) {
+NOINLINE void poison_by_values(Lanes& s, int lane0, const float* tile, const float* values, int64_t stride, int n, int D) {
   for (int j = 0; j < n; j++) {
     bool bad = false;
     for (int d = 0; d < D; d++) bad |= !finite(values[j * stride + d]);
     if (!bad) continue;
-    for (int i = 0; i < G && lane0 + i < s.n; i++)
-      if (tile[j * G + i] > s.threshold[lane0 + i]) s.poisoned[lane0 + i] = 1;
+    for (int i = 0; i < PANEL_ROWS && lane0 + i < s.n; i++)
+      if (tile[j * PANEL_ROWS + i] > s.threshold[lane0 + i]) s.poisoned[lane0 + i] = 1;
   }
 }
 
 // What a row may not see becomes -inf: later keys, its own if excluded, other segments, padding.
 static void mask_tile(const Lanes& s, int lane0, float* tile, int j0, int n, const uint8_t* padding) {
-  vi last[NV], first[NV];
-  for (int i = 0; i < NV; i++) {
-    last[i] = load(s.last + lane0 + i * W);
-    first[i] = load(s.first + lane0 + i * W);
+  vi last[PANEL_VECTORS], first[PANEL_VECTORS];
+  for (int i = 0; i < PANEL_VECTORS; i++) {
+    last[i] = load(s.last + lane0 + i * LANES);
+    first[i] = load(s.first + lane0 + i * LANES);
   }
   for (int j = 0; j < n; j++) {
     vi key = splat((int32_t)(j0 + j));
     bool real = !padding || padding[j0 + j];
-    for (int i = 0; i < NV; i++) {
-      float* x = tile + j * G + i * W;
+    for (int i = 0; i < PANEL_VECTORS; i++) {
+      float* x = tile + j * PANEL_ROWS + i * LANES;
       vi seen = (last[i] >= key) & (first[i] <= key);
       store(x, real ? (seen ? load(x) : splat(-INF)) : splat(-INF));
     }
@@ -507,9 +546,10 @@ static void mask_tile(const Lanes& s, int lane0, float* tile, int j0, int n, con
 
 // Keys or values j0 .. j0 + n as fp32 rows, for a product that broadcasts from them: moved only where rows lie so far apart that
 // a block's fall into an eighth of the cache's sets.
-INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch, int64_t* stride);
-INLINE const float* block_f32(const Call& c, const TraTensor& x, const float* packed, int64_t b, int64_t h, int j0, int n, float* scratch,
-                              int64_t* stride) {
+INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch,
+                             int64_t* stride);
+INLINE const float* block_f32(const Call& c, const TraTensor& x, const float* packed, int64_t b, int64_t h, int j0, int n,
+                              float* scratch, int64_t* stride) {
   if (packed) {
     *stride = c.D;
     return packed + (int64_t)j0 * c.D;
@@ -519,7 +559,8 @@ INLINE const float* block_f32(const Call& c, const TraTensor& x, const float* pa
 }
 
 // The same, in place wherever they are fp32 already.
-INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch, int64_t* stride) {
+INLINE const float* rows_f32(int dtype, const TraTensor& x, int64_t b, int64_t h, int j0, int n, int D, float* scratch,
+                             int64_t* stride) {
   if (dtype == TRA_FLOAT32) {
     *stride = x.stride_t;
     return row_f32(x, b, h, j0);
@@ -553,7 +594,7 @@ static void describe_keys(const Call& c, int64_t b, int64_t hk, int block, Packe
   alignas(64) float scratch[256];
   const TraProblem& p = *c.p;
   KeyFacts f = c.key_facts(b, hk);
-  int j0 = block * KB, n = (int)least<int64_t>(KB, c.visible - j0);
+  int j0 = block * KEY_BLOCK, n = (int)least<int64_t>(KEY_BLOCK, c.visible - j0);
   const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
   float largest = 0, largest_value = 0;
   uint8_t flags = 0;
@@ -593,7 +634,7 @@ static void prepare(Call& c, const TraProblem* p) {
   c.D = (int)p->head_size;
   c.group = (int)(p->query_heads / p->key_heads);
   c.visible = p->query_start + p->queries;
-  c.blocks = (int)((c.visible + KB - 1) / KB);
+  c.blocks = (int)((c.visible + KEY_BLOCK - 1) / KEY_BLOCK);
   c.dropout = p->dropout_cut != 0;
   c.seed_key = mix(mix((uint32_t)p->dropout_seed) ^ (uint32_t)(p->dropout_seed >> 32));
   c.facts = c.packed = nullptr;

@@ -2,28 +2,26 @@
 // values of keys it keeps. With a key index, chunks that no kept key can lie in are passed over unread.
 // Included inside an unnamed namespace of each per-ISA translation unit.
 
-constexpr int DECODE_QUERIES = 8;       // up to this many queries per call take this path
-constexpr int FIRST_KEYS = 256;         // read before any other thread is woken: rows that decay are settled by then
-constexpr int FIRST_QUERIES = 64;       // unless there are more rows than this
-constexpr int NEAR_KEYS = 2048;         // read by one thread before the rest is shared out
-constexpr int RANGE_KEYS = 4096;        // least length of a shared-out range
-constexpr int P8 = W < 8 ? W : 8;       // head sizes are multiples of 8, not of 16
-typedef float vp __attribute__((vector_size(P8 * 4)));
+constexpr int DECODE_QUERIES = 8;  // up to this many queries per call take this path
+constexpr int FIRST_KEYS = 256;    // read before any other thread is woken: rows that decay are settled by then
+constexpr int FIRST_QUERIES = 64;  // unless there are more rows than this
+constexpr int NEAR_KEYS = 2048;    // read by one thread before the rest is shared out
+constexpr int RANGE_KEYS = 4096;   // least length of a shared-out range
 
 // The part of a row's sum that one range of keys gives: weights 2^(score + decay * kept keys to the right in this range),
 // relative to 2^shift.
 struct Partial {
   float sum, shift, count;
-  int32_t reach;      // leftmost key walked over
+  int32_t reach;  // leftmost key walked over
   uint8_t poisoned, settled;
   float out[256];
 };
 
 struct DecodeSpace {
-  alignas(64) float scores[KB + 16], logits[KB + 16];
-  int32_t kept[KB + 1];
+  alignas(64) float scores[KEY_BLOCK + 16], logits[KEY_BLOCK + 16];
+  int32_t kept[KEY_BLOCK + 1];
   float q[256], scaled[256], row[256];
-  float keys[KB * 256];
+  float keys[KEY_BLOCK * 256];
 };
 
 // One query: what the walk needs to know of it.
@@ -37,7 +35,7 @@ struct Query {
 };
 
 // out[i] = sum of the lanes of acc[i]
-INLINE void sum_lanes(const vp (&acc)[4], float* out) {
+INLINE void sum_lanes(const part (&acc)[4], float* out) {
 #if defined(__AVX__) && TRA_LANES >= 8
   __m256 ab = _mm256_hadd_ps((__m256)acc[0], (__m256)acc[1]), cd = _mm256_hadd_ps((__m256)acc[2], (__m256)acc[3]);
   __m256 all = _mm256_hadd_ps(ab, cd);
@@ -45,7 +43,7 @@ INLINE void sum_lanes(const vp (&acc)[4], float* out) {
 #else
   for (int i = 0; i < 4; i++) {
     float s = 0;
-    for (int l = 0; l < P8; l++) s += acc[i][l];
+    for (int l = 0; l < PART; l++) s += acc[i][l];
     out[i] = s;
   }
 #endif
@@ -54,21 +52,21 @@ INLINE void sum_lanes(const vp (&acc)[4], float* out) {
 NOINLINE void dot_rows(const float* q, const float* keys, int64_t stride, int n, int D, float* scores) {
   int j = 0;
   for (; j + 4 <= n; j += 4) {
-    vp acc[4] = {};
+    part acc[4] = {};
     for (int i = 0; i < 4; i++)  // the block to the left is next, and hardware does not foresee that
-      for (int e = 0; e < D; e += 16) __builtin_prefetch(keys + (j + i - KB) * stride + e);
-    for (int e = 0; e < D; e += P8) {
-      vp x = load_as<vp>(q + e);
+      for (int e = 0; e < D; e += 16) __builtin_prefetch(keys + (j + i - KEY_BLOCK) * stride + e);
+    for (int e = 0; e < D; e += PART) {
+      part x = load_as<part>(q + e);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) acc[i] += x * load_as<vp>(keys + (j + i) * stride + e);
+      for (int i = 0; i < 4; i++) acc[i] += x * load_as<part>(keys + (j + i) * stride + e);
     }
     sum_lanes(acc, scores + j);
   }
   for (; j < n; j++) {
-    vp acc = {};
-    for (int e = 0; e < D; e += P8) acc += load_as<vp>(q + e) * load_as<vp>(keys + j * stride + e);
+    part acc = {};
+    for (int e = 0; e < D; e += PART) acc += load_as<part>(q + e) * load_as<part>(keys + j * stride + e);
     float s = 0;
-    for (int l = 0; l < P8; l++) s += acc[l];
+    for (int l = 0; l < PART; l++) s += acc[l];
     scores[j] = s;
   }
 }
@@ -76,25 +74,25 @@ NOINLINE void dot_rows(const float* q, const float* keys, int64_t stride, int n,
 // out[d] += sum over i of weights[i] * (row i of the kept values)[d]; rows are given by their distance from `base`
 NOINLINE void add_values(const float* weights, const int32_t* rows, int n, const float* base, int64_t stride, float* out, int D) {
   int d = 0;
-  for (; d + 4 * P8 <= D; d += 4 * P8) {
-    vp acc[4] = {};
+  for (; d + 4 * PART <= D; d += 4 * PART) {
+    part acc[4] = {};
     for (int i = 0; i < n; i++) {
-      vp x = weights[i] - vp{};
+      part x = weights[i] - part{};
       const float* v = base + rows[i] * stride + d;
       if (d == 0 && i + 8 < n)
         for (int e = 0; e < D; e += 16) __builtin_prefetch(base + rows[i + 8] * stride + e);
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) acc[k] += x * load_as<vp>(v + k * P8);
+      for (int k = 0; k < 4; k++) acc[k] += x * load_as<part>(v + k * PART);
     }
     for (int k = 0; k < 4; k++) {
-      vp sum = load_as<vp>(out + d + k * P8) + acc[k];
-      __builtin_memcpy(out + d + k * P8, &sum, sizeof sum);
+      part sum = load_as<part>(out + d + k * PART) + acc[k];
+      __builtin_memcpy(out + d + k * PART, &sum, sizeof sum);
     }
   }
-  for (; d < D; d += P8) {
-    vp acc = {};
-    for (int i = 0; i < n; i++) acc += weights[i] * load_as<vp>(base + rows[i] * stride + d);
-    vp sum = load_as<vp>(out + d) + acc;
+  for (; d < D; d += PART) {
+    part acc = {};
+    for (int i = 0; i < n; i++) acc += weights[i] * load_as<part>(base + rows[i] * stride + d);
+    part sum = load_as<part>(out + d) + acc;
     __builtin_memcpy(out + d, &sum, sizeof sum);
   }
 }
@@ -106,13 +104,13 @@ INLINE bool block_is_below(const Call& c, const Query& q, const float* scaled, i
   int64_t head = q.b * p.key_heads + q.hk;
   const float* low = p.index_low + (head * p.index_stride + block) * c.D;
   const float* high = p.index_high + (head * p.index_stride + block) * c.D;
-  vp sum = {};
-  for (int e = 0; e < c.D; e += P8) {
-    vp x = load_as<vp>(scaled + e), a = x * load_as<vp>(low + e), b = x * load_as<vp>(high + e);
+  part sum = {};
+  for (int e = 0; e < c.D; e += PART) {
+    part x = load_as<part>(scaled + e), a = x * load_as<part>(low + e), b = x * load_as<part>(high + e);
     sum += a > b ? a : b;
   }
   float best = 0;
-  for (int l = 0; l < P8; l++) best += sum[l];
+  for (int l = 0; l < PART; l++) best += sum[l];
   // Rounding: each product is at most |q| times the largest |k|, so the sum errs by less than 16 recheck bands (D <= 256).
   float margin = 16.f * (q.band * most(p.index_norm[head * (1 + p.index_stride) + 1 + block], LEAST_NORM) + LEAST_BAND);
   return best + margin <= q.threshold;
@@ -133,7 +131,7 @@ static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, float b
   const uint8_t* padding = p.key_padding ? p.key_padding + q.b * p.keys : nullptr;
   const float tolerance = (float)p.tolerance * 0.9999f;
   for (int j1 = r.reach; j1 > low;) {
-    const int block = (j1 - 1) / KB, j0 = most(block * KB, low), n = j1 - j0;
+    const int block = (j1 - 1) / KEY_BLOCK, j0 = most(block * KEY_BLOCK, low), n = j1 - j0;
     j1 = j0;
     r.reach = j0;
     if (p.index_block && block_is_below(c, q, w.scaled, block)) continue;
@@ -141,7 +139,8 @@ static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, float b
     const float* keys = rows_f32(p.dtype, p.k, q.b, q.hk, j0, n, D, w.keys, &stride);
     dot_rows(w.scaled, keys, stride, n, D, w.scores);
     float norm = 0;
-    if (p.index_block) norm = most(p.index_norm[(q.b * p.key_heads + q.hk) * (1 + p.index_stride) + 1 + block], LEAST_NORM);
+    if (p.index_block)
+      norm = most(p.index_norm[(q.b * p.key_heads + q.hk) * (1 + p.index_stride) + 1 + block], LEAST_NORM);
     else
       for (int j = 0; j < n; j++) norm = most(norm, norm_above(keys + j * stride, D));
     const float band = q.band * norm + LEAST_BAND;
@@ -155,8 +154,10 @@ static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, float b
         w.scores[j] = most(q.threshold, 0.f) + 1.f;
         continue;
       }
-      if (exact_dot(w.q, keys + j * stride, D) * p.scale > q.threshold64) w.scores[j] = most(s, q.threshold + most(__builtin_fabsf(q.threshold) * 0x1p-22f, 1e-36f));
-      else w.scores[j] = least(s, q.threshold);
+      if (exact_dot(w.q, keys + j * stride, D) * p.scale > q.threshold64)
+        w.scores[j] = most(s, q.threshold + most(__builtin_fabsf(q.threshold) * 0x1p-22f, 1e-36f));
+      else
+        w.scores[j] = least(s, q.threshold);
     }
     if (__builtin_expect(padding != nullptr, 0))
       for (int j = from; j < to; j++)
@@ -177,15 +178,15 @@ static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, float b
         for (int d = 0; d < D; d++) r.out[d] *= factor;
         r.shift = top;
       }
-      for (int i = m; i < (m + W - 1) / W * W; i++) w.logits[i] = -INF;
-      for (int i = 0; i < m; i += W) store(w.logits + i, exp2_vec(load(w.logits + i) - top));
+      for (int i = m; i < (m + LANES - 1) / LANES * LANES; i++) w.logits[i] = -INF;
+      for (int i = 0; i < m; i += LANES) store(w.logits + i, exp2_vec(load(w.logits + i) - top));
       float sum = 0;
       for (int i = 0; i < m; i++) sum += w.logits[i];
       r.sum += sum;
       r.count += (float)m;
       if (c.dropout)
         for (int i = 0; i < m; i++)
-          if (mix(q.dropout_key + (uint32_t)(j0 + w.kept[i]) * 0x9e3779b9u) < p.dropout_cut) w.logits[i] = 0;
+          if (!survives(q.dropout_key, j0 + w.kept[i], p.dropout_cut)) w.logits[i] = 0;
       const float* values = p.dtype == TRA_FLOAT32 ? row_f32(p.v, q.b, q.hk, j0) : nullptr;
       int64_t v_stride = p.v.stride_t;
       if (p.dtype != TRA_FLOAT32) {  // convert the kept rows only
@@ -237,8 +238,10 @@ static void describe_query(const Call& c, int64_t i, const float* key_norms, Que
   q.band = q.norm * (float)(c.D * 0x1p-22);
   const int64_t head = q.b * p.key_heads + q.hk;
   q.upper = INF;
-  if (p.index_block) q.upper = q.norm * p.index_norm[head * (1 + p.index_stride)];
-  else if (key_norms) q.upper = q.norm * key_norms[head];
+  if (p.index_block)
+    q.upper = q.norm * p.index_norm[head * (1 + p.index_stride)];
+  else if (key_norms)
+    q.upper = q.norm * key_norms[head];
   if (!(q.upper < INF)) q.upper = INF;
   if (p.score_bound) q.upper = least(q.upper, p.score_bound[q.h] * LOG2E);
   const int64_t position = p.query_start + q.t;
@@ -314,7 +317,8 @@ static int decode(Call& c) {
       Query& q = described[i];
       describe_query(c, i, nullptr, q, *w);
       Partial& r = partials[i * parts];
-      const int begin = most(0, q.first), end = most(begin, q.last + 1), low = most(begin, (end - FIRST_KEYS) / KB * KB);
+      const int begin = most(0, q.first), end = most(begin, q.last + 1),
+                low = most(begin, (end - FIRST_KEYS) / KEY_BLOCK * KEY_BLOCK);
       start(r, end, c.D);
       walk(c, *w, q, low, 0, 0, true, r);
       r.settled |= r.reach <= begin;
@@ -340,7 +344,9 @@ static int decode(Call& c) {
             int64_t stride;
             for (int64_t j = 0; j < c.visible; j++)
               if (!padding || padding[j])
-                norm = most(norm, norm_above(rows_f32(p.dtype, p.k, i / p.key_heads, i % p.key_heads, (int)j, 1, c.D, w->row, &stride), c.D));
+                norm = most(
+                    norm,
+                    norm_above(rows_f32(p.dtype, p.k, i / p.key_heads, i % p.key_heads, (int)j, 1, c.D, w->row, &stride), c.D));
             key_norms[i] = norm;
           }
         }
@@ -351,7 +357,7 @@ static int decode(Call& c) {
           if (alone_first && r.settled) continue;
           describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
           const int begin = most(0, q.first), end = most(begin, q.last + 1);
-          const int low = share ? most(begin, (end - NEAR_KEYS) / KB * KB) : begin;
+          const int low = share ? most(begin, (end - NEAR_KEYS) / KEY_BLOCK * KEY_BLOCK) : begin;
           if (!alone_first) start(r, end, c.D);
           walk(c, *w, q, low, 0, 0, true, r);
           r.settled |= r.reach <= begin;
@@ -371,9 +377,9 @@ static int decode(Call& c) {
             Query q;
             describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
             const int begin = most(0, q.first), end = near.reach;
-            const int64_t blocks = (end - begin + KB - 1) / KB;
-            const int high = (int)(end - blocks * range / ranges * KB);
-            const int low = (int)most<int64_t>(begin, end - blocks * (range + 1) / ranges * KB);
+            const int64_t blocks = (end - begin + KEY_BLOCK - 1) / KEY_BLOCK;
+            const int high = (int)(end - blocks * range / ranges * KEY_BLOCK);
+            const int low = (int)most<int64_t>(begin, end - blocks * (range + 1) / ranges * KEY_BLOCK);
             if (low >= high) continue;
             const float weight = near.count > 0 && near.shift < 120.f ? near.sum * __builtin_exp2f(near.shift) : 0.f;
             Partial& r = partials[i * parts + 1 + range];

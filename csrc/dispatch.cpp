@@ -9,8 +9,8 @@ namespace {
 #include <cpuid.h>
 #endif
 
-#define DECLARE(isa)                              \
-  extern "C" int tra_forward_##isa(const TraProblem*);  \
+#define DECLARE(isa)                                   \
+  extern "C" int tra_forward_##isa(const TraProblem*); \
   extern "C" int tra_backward_##isa(const TraProblem*);
 
 namespace {

@@ -2,54 +2,61 @@
 // kept keys is a plain vector add. Rows that are settled leave; the rest close ranks into fewer panels.
 // Included inside an unnamed namespace of each per-ISA translation unit.
 
+// What one thread works in.
 struct ForwardSpace {
   Lanes lanes;
   float *q_rows, *q_panels, *out, *tile, *keys, *values, *clean;
-  static size_t floats(int D) { return sizeof(Lanes) / 4 + 16 + (size_t)ROWS * D * 3 + KB * G + (size_t)KB * D * 3; }
-  static ForwardSpace* on(float* memory, int D);
+
+  // Places the arrays in memory; returns the floats that they take.
+  size_t place(float* memory, int D) {
+    Layout layout{memory};
+    for (float** x : {&q_rows, &q_panels, &out}) *x = layout.take((size_t)ROWS * D);
+    tile = layout.take(KEY_BLOCK * PANEL_ROWS);
+    for (float** x : {&keys, &values, &clean}) *x = layout.take((size_t)KEY_BLOCK * D);
+    return layout.used;
+  }
 };
 
 // The weights of one tile: scores in, weights out (in place), counts and sums carried. A row's weight of a key is
 // 2^(score + decay * kept keys to its right), exactly 0 where the key is not kept and never 0 where it is.
 template <bool DROPOUT>
 NOINLINE void weigh_tile(Lanes& s, int lane0, float* tile, int j0, int n, uint32_t cut) {
-  vf t[NV], g[NV], count[NV], sum[NV];
-  vu row_key[NV];
-  for (int i = 0; i < NV; i++) {
-    t[i] = load(s.threshold + lane0 + i * W);
-    g[i] = load(s.decay + lane0 + i * W);
-    count[i] = load(s.count + lane0 + i * W);
+  vf t[PANEL_VECTORS], g[PANEL_VECTORS], count[PANEL_VECTORS], sum[PANEL_VECTORS];
+  vu row_key[PANEL_VECTORS];
+  for (int i = 0; i < PANEL_VECTORS; i++) {
+    t[i] = load(s.threshold + lane0 + i * LANES);
+    g[i] = load(s.decay + lane0 + i * LANES);
+    count[i] = load(s.count + lane0 + i * LANES);
     sum[i] = vf{};
-    if (DROPOUT) row_key[i] = load_as<vu>(s.dropout_key + lane0 + i * W);
+    if (DROPOUT) row_key[i] = load_as<vu>(s.dropout_key + lane0 + i * LANES);
   }
   for (int j = n - 1; j >= 0; j--) {
 #pragma GCC unroll 2
-    for (int i = 0; i < NV; i++) {
-      float* x = tile + j * G + i * W;
+    for (int i = 0; i < PANEL_VECTORS; i++) {
+      float* x = tile + j * PANEL_ROWS + i * LANES;
       vf score = load(x);
       vi keep = score > t[i];
       vf weight = masked(keep, exp2_vec(score + g[i] * count[i]));
       count[i] += masked(keep, splat(1.f));
       sum[i] += weight;
-      if (DROPOUT) weight = masked((vi)(mix(row_key[i] + splat((uint32_t)(j0 + j) * 0x9e3779b9u)) >= splat(cut)), weight);
+      if (DROPOUT) weight = masked(survives(row_key[i], j0 + j, cut), weight);
       store(x, weight);
     }
   }
-  for (int i = 0; i < NV; i++) {
-    store(s.count + lane0 + i * W, count[i]);
-    store(s.sum + lane0 + i * W, load(s.sum + lane0 + i * W) + sum[i]);
+  for (int i = 0; i < PANEL_VECTORS; i++) {
+    store(s.count + lane0 + i * LANES, count[i]);
+    store(s.sum + lane0 + i * LANES, load(s.sum + lane0 + i * LANES) + sum[i]);
   }
 }
 
 // The same relative to a running maximum, for scores so large that a plain sum could overflow.
-NOINLINE void weigh_tile_shifted(Lanes& s, int lane0, float* tile, int j0, int n, bool dropout, uint32_t cut,
-                                                         float* out, int D) {
-  for (int i = 0; i < NV; i++) {
-    int at = lane0 + i * W;
+NOINLINE void weigh_tile_shifted(Lanes& s, int lane0, float* tile, int j0, int n, bool dropout, uint32_t cut, float* out, int D) {
+  for (int i = 0; i < PANEL_VECTORS; i++) {
+    int at = lane0 + i * LANES;
     vf t = load(s.threshold + at), g = load(s.decay + at), count = load(s.count + at), shift = load(s.shift + at);
     vf top = shift;
     for (int j = n - 1; j >= 0; j--) {
-      float* x = tile + j * G + i * W;
+      float* x = tile + j * PANEL_ROWS + i * LANES;
       vf score = load(x);
       vi keep = score > t;
       vf logit = score + g * count;
@@ -62,17 +69,17 @@ NOINLINE void weigh_tile_shifted(Lanes& s, int lane0, float* tile, int j0, int n
     vf sum = load(s.sum + at) * rescale, part = {};
     vu row_key = load_as<vu>(s.dropout_key + at);
     for (int j = n - 1; j >= 0; j--) {
-      float* x = tile + j * G + i * W;
+      float* x = tile + j * PANEL_ROWS + i * LANES;
       vf logit = load(x);
       vf weight = masked((vi)(logit > splat(-INF)), exp2_vec(logit - top));
       part += weight;
-      if (dropout) weight = masked((vi)(mix(row_key + splat((uint32_t)(j0 + j) * 0x9e3779b9u)) >= splat(cut)), weight);
+      if (dropout) weight = masked(survives(row_key, j0 + j, cut), weight);
       store(x, weight);
     }
     store(s.sum + at, sum + part);
     store(s.count + at, count);
     store(s.shift + at, top);
-    for (int l = 0; l < W && at + l < s.n; l++)
+    for (int l = 0; l < LANES && at + l < s.n; l++)
       if (rescale[l] != 1.f)
         for (int d = 0; d < D; d++) out[(int64_t)(at + l) * D + d] *= rescale[l];
   }
@@ -84,13 +91,13 @@ static int settled(const Call& c, const Lanes& s, int j0, float norm, float boun
   const float tolerance = (float)p.tolerance * 0.9999f;
   const float surrogate = p.surrogate_width > 0 ? (float)(0.25001 / p.surrogate_width) : 0.f;  // steepest slope of the sigmoid
   int alive = 0;
-  for (int at = 0; at < s.panels * G; at += W) {
+  for (int at = 0; at < s.panels * PANEL_ROWS; at += LANES) {
     vi first = load(s.first + at);
     vi left = splat((int32_t)j0) - first;  // keys that remain
     vi stop = left <= splat((int32_t)0);
     if (tolerance > 0) {
       vf n;
-      for (int i = 0; i < W; i++) n[i] = (float)left[i];
+      for (int i = 0; i < LANES; i++) n[i] = (float)left[i];
       vf upper = vmin(load(s.reach_norm + at) * norm, splat(bound));
       vf count = load(s.count + at), inverse = load(s.inverse + at);
       vf most_weight = exp2_vec(vmin(upper + load(s.decay + at) * count - load(s.shift + at), splat(127.f)));
@@ -98,7 +105,7 @@ static int settled(const Call& c, const Lanes& s, int j0, float norm, float boun
       if (surrogate > 0) factor = n * (count + n + surrogate);  // removed keys count too, and their number has no bound but n
       stop |= (vi)(most_weight * factor <= load(s.sum + at) * tolerance);
     }
-    for (int i = 0; i < W; i++) {
+    for (int i = 0; i < LANES; i++) {
       done[at + i] = at + i >= s.n || stop[i];
       alive += !done[at + i];
     }
@@ -126,20 +133,6 @@ static void write_row(const Call& c, const Lanes& s, int lane, const float* out,
   p.kept[flat] = kept;
 }
 
-ForwardSpace* ForwardSpace::on(float* memory, int D) {
-  ForwardSpace* w = (ForwardSpace*)memory;
-  float* at = memory + (sizeof(ForwardSpace) / 4 + 16) / 16 * 16;
-  auto take = [&](size_t n) { float* r = at; at += n; return r; };
-  w->q_rows = take((size_t)ROWS * D);
-  w->q_panels = take((size_t)ROWS * D);
-  w->out = take((size_t)ROWS * D);
-  w->tile = take(KB * G);
-  w->keys = take((size_t)KB * D);
-  w->values = take((size_t)KB * D);
-  w->clean = take((size_t)KB * D);
-  return w;
-}
-
 static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packed, int64_t b, int64_t h, int64_t t0, int n) {
   const TraProblem& p = *c.p;
   const int D = c.D;
@@ -163,17 +156,19 @@ static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packe
     lowest_threshold = least(lowest_threshold, s.threshold[i]);
   }
   s.pad();
-  for (int g = 0; g < s.panels; g++) transpose_panel(w.q_rows + (int64_t)g * G * D, least(G, n - g * G), D, q_factor, w.q_panels + (int64_t)g * G * D);
+  for (int g = 0; g < s.panels; g++)
+    transpose_panel(w.q_rows + (int64_t)g * PANEL_ROWS * D, least(PANEL_ROWS, n - g * PANEL_ROWS), D, q_factor,
+                    w.q_panels + (int64_t)g * PANEL_ROWS * D);
   __builtin_memset(w.out, 0, (size_t)n * D * sizeof(float));
 
   int end = s.last[n - 1] + 1;  // keys [.., end) are seen by some row
-  int last_block = end > 0 ? (end - 1) / KB : 0;
+  int last_block = end > 0 ? (end - 1) / KEY_BLOCK : 0;
   float upper = least(largest * facts.norm_so_far[last_block], bound);
   float room = upper + __builtin_log2f(most(1.f, (float)end)) + __builtin_log2f(1.f + facts.value_so_far[last_block]);
   const bool shifted = !(room <= 85.f * LOG2E) || lowest_threshold < -40.f;
   const bool overflow = queries_bad || !(largest * facts.norm_so_far[last_block] < 1e36f);
   if (shifted)
-    for (int i = 0; i < s.panels * G; i++) s.shift[i] = -1e30f;
+    for (int i = 0; i < s.panels * PANEL_ROWS; i++) s.shift[i] = -1e30f;
 
   uint8_t done[ROWS];
   int j1 = end;
@@ -183,8 +178,8 @@ static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packe
       for (int i = 0; i < s.n; i++) done[i] = 1;
       alive = 0;
     } else {
-      const int block = (j1 - 1) / KB;
-      j0 = block * KB;
+      const int block = (j1 - 1) / KEY_BLOCK;
+      j0 = block * KEY_BLOCK;
       int64_t k_stride, v_stride;
       const float* keys = block_f32(c, p.k, packed.keys, b, hk, j0, j1 - j0, w.keys, &k_stride);
       const float* values = block_f32(c, p.v, packed.values, b, hk, j0, j1 - j0, w.values, &v_stride);
@@ -192,17 +187,20 @@ static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packe
       const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
       const float* raw_values = values;
       const int64_t raw_stride = v_stride;
-      if (__builtin_expect(values_bad, 0)) values = cleaned(values, &v_stride, j1 - j0, D, w.clean);
-      else values = side_by_side(values, &v_stride, j1 - j0, D, w.values);
+      if (__builtin_expect(values_bad, 0))
+        values = cleaned(values, &v_stride, j1 - j0, D, w.clean);
+      else
+        values = side_by_side(values, &v_stride, j1 - j0, D, w.values);
       const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
       for (int g = 0; g < s.panels; g++) {
-        const int lane0 = g * G, lanes = least(G, s.n - lane0);
+        const int lane0 = g * PANEL_ROWS, lanes = least(PANEL_ROWS, s.n - lane0);
         const int stop = least(j1, s.last[lane0 + lanes - 1] + 1), count = stop - j0;
         if (count <= 0) continue;
         int leftmost = 0;
         if (p.first_key)
           for (int i = 0; i < lanes; i++) leftmost = most(leftmost, s.first[lane0 + i]);
-        bool kept = score_tile(s, lane0, w.q_rows, w.q_panels + (int64_t)lane0 * D, keys, k_stride, count, norm, w.tile, D, p.scale);
+        bool kept =
+            score_tile(s, lane0, w.q_rows, w.q_panels + (int64_t)lane0 * D, keys, k_stride, count, norm, w.tile, D, p.scale);
         bool hide = padded || stop - 1 > s.last[lane0] || leftmost > j0;
         if (__builtin_expect(keys_bad || overflow, 0)) {
           if (poison_tile(s, lane0, w.tile, j0, count, padding)) kept = true;
@@ -211,15 +209,18 @@ static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packe
         if (!kept) continue;
         if (hide) mask_tile(s, lane0, w.tile, j0, count, padding);
         if (__builtin_expect(values_bad, 0)) poison_by_values(s, lane0, w.tile, raw_values, raw_stride, count, D);
-        if (__builtin_expect(shifted, 0)) weigh_tile_shifted(s, lane0, w.tile, j0, count, c.dropout, p.dropout_cut, w.out, D);
-        else if (c.dropout) weigh_tile<true>(s, lane0, w.tile, j0, count, p.dropout_cut);
-        else weigh_tile<false>(s, lane0, w.tile, j0, count, 0);
+        if (__builtin_expect(shifted, 0))
+          weigh_tile_shifted(s, lane0, w.tile, j0, count, c.dropout, p.dropout_cut, w.out, D);
+        else if (c.dropout)
+          weigh_tile<true>(s, lane0, w.tile, j0, count, p.dropout_cut);
+        else
+          weigh_tile<false>(s, lane0, w.tile, j0, count, 0);
         add_panel_times_rows(w.tile, lanes, count, values, v_stride, w.out + (int64_t)lane0 * D, D, D);
       }
       alive = settled(c, s, j0, j0 > 0 ? facts.norm_so_far[block - 1] : 0.f, bound, done);
       j1 = j0;
     }
-    if (alive == 0 || (alive + G - 1) / G < s.panels) {
+    if (alive == 0 || (alive + PANEL_ROWS - 1) / PANEL_ROWS < s.panels) {
       int to = 0;
       for (int i = 0; i < s.n; i++) {
         if (done[i]) {
@@ -235,7 +236,8 @@ static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packe
       s.n = to;
       s.pad();
       for (int g = 0; g < s.panels; g++)
-        transpose_panel(w.q_rows + (int64_t)g * G * D, least(G, s.n - g * G), D, q_factor, w.q_panels + (int64_t)g * G * D);
+        transpose_panel(w.q_rows + (int64_t)g * PANEL_ROWS * D, least(PANEL_ROWS, s.n - g * PANEL_ROWS), D, q_factor,
+                        w.q_panels + (int64_t)g * PANEL_ROWS * D);
     }
   }
 }
@@ -251,9 +253,10 @@ static int forward_blocks(Call& c) {
 #pragma omp parallel num_threads(p.threads)
   {
     DenormalMode flush(true);
-    float* memory = workspace.take(ForwardSpace::floats(c.D) + sizeof(ForwardSpace) / 4 + 64);
+    ForwardSpace w;
+    float* memory = workspace.take(w.place(nullptr, c.D));
     float* rows = whole_heads && c.pack ? packed_rows.take((size_t)c.visible * c.D * 2) : nullptr;
-    auto run = [&](ForwardSpace& w, const PackedHead& packed, int64_t head, int64_t block) {
+    auto run = [&](const PackedHead& packed, int64_t head, int64_t block) {
       int64_t t0 = block * c.rows;
       forward_rows(c, w, packed, head / p.query_heads, head % p.query_heads, t0, (int)least<int64_t>(c.rows, p.queries - t0));
     };
@@ -261,19 +264,19 @@ static int forward_blocks(Call& c) {
 #pragma omp atomic write
       failed = 1;
     } else {
-      ForwardSpace& w = *ForwardSpace::on(memory, c.D);
+      w.place(memory, c.D);
       if (whole_heads) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < key_heads; i++) {
           const PackedHead packed = describe_head(c, i / p.key_heads, i % p.key_heads, rows);
           for (int64_t head = i * c.group; head < (i + 1) * c.group; head++)
-            for (int64_t block = 0; block < blocks; block++) run(w, packed, head, block);
+            for (int64_t block = 0; block < blocks; block++) run(packed, head, block);
         }
       } else {
         // The longest walks first: the late ones then fill the gaps between threads.
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < heads * blocks; i++)
-          run(w, packed_head(c, c.packed, i % heads / c.group), i % heads, blocks - 1 - i / heads);
+          run(packed_head(c, c.packed, i % heads / c.group), i % heads, blocks - 1 - i / heads);
       }
     }
   }

@@ -13,7 +13,8 @@ static float uniform() {
 }
 
 // out and gradients of one head, by the formula
-static void formula(int T, int D, const float* q, const float* k, const float* v, const float* g, const float* up, std::vector<double>* r) {
+static void formula(int T, int D, const float* q, const float* k, const float* v, const float* g, const float* up,
+                    std::vector<double>* r) {
   std::vector<double>&out = r[0], &dq = r[1], &dk = r[2], &dv = r[3], &dg = r[4];
   double scale = 1 / std::sqrt((double)D);
   for (int i = 0; i < T; i++) {

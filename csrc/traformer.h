@@ -39,19 +39,19 @@ typedef struct {
   float dropout_scale;   // 1 / (1 - p)
 
   TraTensor q, k, v;
-  const float* log_decay;         // [B, Hq, Tq]
-  const double* threshold;        // [B, Hq, Tq] or null
-  const uint8_t* exclude_self;    // [Hq] or null
-  const uint8_t* key_padding;     // [B, Tk], 1 = real key, or null
-  const int32_t* first_key;       // [Tq] or null
-  const float* score_bound;       // [Hq] or null
+  const float* log_decay;       // [B, Hq, Tq]
+  const double* threshold;      // [B, Hq, Tq] or null
+  const uint8_t* exclude_self;  // [Hq] or null
+  const uint8_t* key_padding;   // [B, Tk], 1 = real key, or null
+  const int32_t* first_key;     // [Tq] or null
+  const float* score_bound;     // [Hq] or null
 
   // The key index (decode only, null without one). Per block of index_block keys: the least and greatest value of each
   // channel, [B, Hkv, index_stride, D]; the largest norm, [B, Hkv, 1 + index_stride], where entry 0 is that of all keys.
   const float* index_low;
   const float* index_high;
   const float* index_norm;
-  int64_t index_stride;           // blocks allocated per (batch, key head)
+  int64_t index_stride;  // blocks allocated per (batch, key head)
 
   // forward writes these; backward reads out, normaliser, reach
   TraTensor out;
@@ -61,9 +61,9 @@ typedef struct {
 
   // backward only
   TraTensor grad_out, grad_q;
-  TraTensor grad_k, grad_v;       // fp32 whatever dtype is, zeroed by the caller
-  float* grad_log_decay;          // [B, Hq, Tq]
-  float* grad_threshold;          // [B, Hq, Tq]; with a surrogate only, else null
+  TraTensor grad_k, grad_v;  // fp32 whatever dtype is, zeroed by the caller
+  float* grad_log_decay;     // [B, Hq, Tq]
+  float* grad_threshold;     // [B, Hq, Tq]; with a surrogate only, else null
 } TraProblem;
 
 // Names of the instruction sets in this build, best first: "avx512", "avx2", "plain" or "neon"; null past the end.

@@ -1,15 +1,20 @@
 // A thin vector of TRA_LANES floats on the compiler's vector extensions, with what they lack written per instruction set.
 // Included inside an unnamed namespace of each per-ISA translation unit, so nothing here can be merged across them.
 
-constexpr int W = TRA_LANES;
-typedef float vf __attribute__((vector_size(W * 4)));
-typedef int32_t vi __attribute__((vector_size(W * 4)));
-typedef uint32_t vu __attribute__((vector_size(W * 4)));
+constexpr int LANES = TRA_LANES;
+typedef float vf __attribute__((vector_size(LANES * 4)));
+typedef int32_t vi __attribute__((vector_size(LANES * 4)));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4)));
 
 #define INLINE static inline __attribute__((always_inline))
 #define NOINLINE static __attribute__((noinline))
 
-template <class V> INLINE V load_as(const void* p) { V r; __builtin_memcpy(&r, p, sizeof r); return r; }
+template <class V>
+INLINE V load_as(const void* p) {
+  V r;
+  __builtin_memcpy(&r, p, sizeof r);
+  return r;
+}
 INLINE vf load(const float* p) { return load_as<vf>(p); }
 INLINE vi load(const int32_t* p) { return load_as<vi>(p); }
 INLINE void store(float* p, vf x) { __builtin_memcpy(p, &x, sizeof x); }
@@ -38,10 +43,10 @@ INLINE bool any(vi mask) {
 #elif defined(__SSE2__) && TRA_LANES == 4
   return _mm_movemask_ps((__m128)mask) != 0;
 #else
-  typedef int64_t vl __attribute__((vector_size(W * 4)));
+  typedef int64_t vl __attribute__((vector_size(LANES * 4)));
   vl x = (vl)mask;
   int64_t r = 0;
-  for (int i = 0; i < W / 2; i++) r |= x[i];
+  for (int i = 0; i < LANES / 2; i++) r |= x[i];
   return r != 0;
 #endif
 }
@@ -60,11 +65,23 @@ INLINE vf exp2_vec(vf x) {
   return (vf)((vi)p + ((vi)t << 23));
 }
 
+// Dropout: the weight of key j survives in a row iff mix(row's key + j * KEY_STEP) is at least the cut.
+constexpr uint32_t KEY_STEP = 0x9e3779b9u;  // 2^32 over the golden ratio: neighbouring keys get hashes far apart
 INLINE vu mix(vu x) {
-  x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; x ^= x >> 16;
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  x ^= x >> 16;
   return x;
 }
 INLINE uint32_t mix(uint32_t x) {
-  x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; x ^= x >> 16;
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  x ^= x >> 16;
   return x;
 }
+INLINE vi survives(vu row_key, int key, uint32_t cut) { return (vi)(mix(row_key + splat((uint32_t)key * KEY_STEP)) >= splat(cut)); }
+INLINE bool survives(uint32_t row_key, int key, uint32_t cut) { return mix(row_key + (uint32_t)key * KEY_STEP) >= cut; }
