@@ -70,7 +70,7 @@ def test_definition_in_text(data, seed, start):
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 2**62 - 1), start=st.integers(0, 2**40))
 def test_definition_without_text(seed, start):
-    check(Recall(length=66, min_length=10, keys=16, values=4), seed, start, 8)
+    check(Recall(data=(), length=66, min_length=10, keys=16, values=4), seed, start, 8)
 
 
 def test_the_same_example_however_it_is_asked_for(data):
@@ -114,16 +114,16 @@ def test_two_ways_to_grow(data):
         batch = split.task.examples(Task.test_seed(0), 0, 3)
         assert batch.input_ids.shape == (3, 512) and split.task.vocab_size == task.vocab_size
     assert [pair[0] for pair in Recall(data=data).default_test_lengths()] == [128 << power for power in range(10)]
-    assert [s.length for s in Recall(length=18, keys=32).test_splits()] == ["18", "36", "72"]
+    assert [s.length for s in Recall(data=(), length=18, keys=32).test_splits()] == ["18", "36", "72"]
 
 
 def test_chance_is_that_of_the_values_without_their_keys():
-    task = Recall(length=18, min_length=18, values=4)  # four pairs, four values
+    task = Recall(data=(), length=18, min_length=18, values=4)  # four pairs, four values
     batch = task.examples(0, 0, 20_000)
     answered = batch.input_ids[batch.answers].reshape(len(batch), 4)
     commonest = answered.mode(dim=1).values[:, None]
     assert task.chance("token_accuracy") == pytest.approx((answered == commonest).double().mean().item(), abs=0.01)
-    other = Recall(length=18, min_length=18, values=4).examples(1, 0, 20_000)
+    other = Recall(data=(), length=18, min_length=18, values=4).examples(1, 0, 20_000)
     generator = np.random.default_rng(0)
     shuffled = generator.permuted(other.input_ids[other.answers].reshape(len(other), 4).numpy(), axis=1)
     exact = (shuffled == other.input_ids[other.answers].reshape(len(other), 4).numpy()).all(axis=1).mean()
@@ -136,8 +136,8 @@ def test_chance_is_that_of_the_values_without_their_keys():
         ({"data": "x", "length": 16, "pairs": 4}, "4 pairs and their queries need 18 tokens"),
         ({"data": "x", "length": 64, "min_length": 8, "pairs": 4, "min_pairs": 4}, "need 18 tokens"),
         ({"data": "x", "pairs": 8, "keys": 4}, "8 pairs need as many keys"),
-        ({"length": 66, "keys": 4}, "16 pairs need as many keys"),
-        ({"pairs": 4}, "without data the length decides"),
+        ({"data": [], "length": 66, "keys": 4}, "16 pairs need as many keys"),
+        ({"data": [], "pairs": 4}, "the length decides"),
         ({"values": 1}, "needs no recall"),
         ({"data": 3}, "data must be a path"),
         ({"length": 5}, "at least 6 tokens"),
@@ -146,6 +146,12 @@ def test_chance_is_that_of_the_values_without_their_keys():
 def test_settings_that_make_no_sense(settings, sentence):
     with pytest.raises(InputError, match=sentence):
         Recall(**settings)
+
+
+def test_the_built_in_text_is_stored_with_its_version():
+    task = Recall()
+    assert task.data != () and task.data == tuple(Recall.stored_options({})["data"]) != ("python-stdlib",)
+    assert Recall.stored_options({"data": []}) == {"data": []}
 
 
 def test_text_too_short_for_the_length(data):

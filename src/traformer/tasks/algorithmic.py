@@ -65,9 +65,8 @@ class Algorithmic(Task):
     min_length: int = 1
 
     name: ClassVar[str] = "algorithmic"
-    summary: ClassVar[str] = (
-        "parity, majority, cycle navigation, arithmetic, reverse, sort, stack: <bos> 1 0 1 <sep> [0]"
-    )
+    label: ClassVar[str] = "Algorithmic"
+    guess: ClassVar[str] = "one of the possible answers at random"
 
     def __post_init__(self) -> None:
         if self.problem not in SYMBOLS:
@@ -90,7 +89,7 @@ class Algorithmic(Task):
         return self.min_length, self.max_length
 
     def _stream(self) -> tuple[int, ...]:
-        return (7, PROBLEMS.index(self.problem), self.min_length, self.max_length)
+        return (PROBLEMS.index(self.problem), self.min_length, self.max_length)
 
     def at_length(self, shortest: int, longest: int) -> Algorithmic:
         return dataclasses.replace(self, min_length=shortest, max_length=longest)

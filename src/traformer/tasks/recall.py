@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from traformer.data import python_stdlib
+from traformer.data.corpus import resolve
 from traformer.errors import InputError
 from traformer.tasks import rng
 from traformer.tasks.base import (
@@ -46,7 +48,8 @@ class Recall(Task):
     """`<bos> context <sep> k [v] k [v] ...`: the context holds k v pairs, each key once; its values alone are scored.
 
     data        text that fills the context between the pairs, as bytes with ids of their own: a file, a folder or a
-                name (see traformer.data.corpus), or a list of these. Empty: pairs alone, which is Zoology's MQAR
+                name (see traformer.data.corpus), or a list of these; by default the built-in python-stdlib. An empty
+                list: pairs alone, which is Zoology's MQAR
     length      tokens of the longest example; lengths are uniform from `min_length` (default: `length`)
     pairs       the most pairs; their number is uniform from `min_pairs`. Without text the length decides it: an
                 example of P pairs has 4 P + 2 tokens
@@ -57,7 +60,7 @@ class Recall(Task):
     pairs in proportion to the length, as far as there are keys. Test seeds draw from the validation text.
     """
 
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = (python_stdlib.NAME,)
     length: int = 128
     min_length: int | None = None
     pairs: int | None = None
@@ -80,7 +83,8 @@ class Recall(Task):
             raise InputError(f"data must be a path, a name or a list of these, not {self.data!r}")
         least = self.length if self.min_length is None else self.min_length
         low, high = check_lengths(self, "min_length", least, "length", self.length)
-        store(self, data=tuple(places), length=high)
+        places = tuple(places)
+        store(self, data=resolve(places) if places else (), length=high)
         if self.min_length is not None:
             store(self, min_length=low)
         store(
@@ -91,7 +95,7 @@ class Recall(Task):
         )
         if not self.data:
             if self.pairs is not None:
-                raise InputError("pairs is for recall in text; without data the length decides how many there are")
+                raise InputError("pairs is for recall in text; with data=[] the length decides how many there are")
         else:
             store(self, pairs=check_count("pairs", 4 if self.pairs is None else self.pairs, 1, "recall needs a pair"))
         fewest, most = self.pairs_range
@@ -102,6 +106,14 @@ class Recall(Task):
             raise InputError(f"{most} pairs and their queries need {needs} tokens; give fewer pairs or a longer length")
         if most > self.keys:
             raise InputError(f"{most} pairs need as many keys, there are {self.keys}; give more keys or fewer pairs")
+
+    @classmethod
+    def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        places = options.get("data", (python_stdlib.NAME,))
+        places = [places] if isinstance(places, str) else places
+        if not isinstance(places, (list, tuple)) or not all(isinstance(place, str) for place in places):
+            return dict(options)  # refused when the task is built
+        return {**options, "data": list(resolve(places)) if places else []}
 
     @property
     def pairs_range(self) -> tuple[int, int]:
