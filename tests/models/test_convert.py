@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
@@ -367,6 +368,18 @@ def test_named_configurations(tmp_path):
     model.save_pretrained(tmp_path)
     same = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(same.eval()(tokens()).logits, model.eval()(tokens()).logits)
+
+
+def test_a_trunk_from_a_converted_model_and_back(converted, tmp_path):
+    x = tokens()
+    expected = converted.base_model(x).last_hidden_state
+    converted.save_pretrained(tmp_path / "language_model")
+    trunk = AutoModel.from_pretrained(tmp_path / "language_model").eval()
+    assert torch.equal(trunk(x).last_hidden_state, expected)
+    trunk.save_pretrained(tmp_path / "trunk")
+    again, info = AutoModelForCausalLM.from_pretrained(tmp_path / "trunk", output_loading_info=True)
+    assert not info["missing_keys"] - {"lm_head.weight"}
+    assert torch.equal(again.eval().base_model(x).last_hidden_state, expected)
 
 
 def write_gguf(path: Path, model: PreTrainedModel, quantisation: str) -> None:
