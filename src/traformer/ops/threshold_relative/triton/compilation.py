@@ -1,0 +1,154 @@
+"""Ahead-of-time compilation of every kernel, without a GPU: for tests, for the table in results/gpu and the cost model.
+
+    python -m traformer.ops.threshold_relative.triton.compilation [--quick] [--out FILE]
+
+compiles for each architecture and prints shared memory, registers and spilled registers. NVIDIA's come from the bundled
+assembler, AMD's from the metadata of the generated code.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traformer.ops.threshold_relative.triton.configurations import COUNT_BY_TRIANGLE, block_d, configuration
+
+# Name: how triton calls it, and the most shared memory one program may have (bytes).
+ARCHITECTURES: dict[str, tuple[str, int | str, int, int]] = {
+    "sm_80": ("cuda", 80, 32, 163 * 1024),
+    "sm_90": ("cuda", 90, 32, 227 * 1024),
+    "sm_100": ("cuda", 100, 32, 227 * 1024),
+    "gfx942": ("hip", "gfx942", 64, 64 * 1024),
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_POINTERS = {
+    "log_decay": "*fp32", "threshold": "*fp32", "exclude_self": "*i1", "padding": "*i1", "first_real": "*i32",
+    "first_key": "*i32", "score_bound": "*fp32", "seed": "*i64", "norm": "*fp32", "norm_so_far": "*fp32",
+    "value": "*fp32", "value_so_far": "*fp32", "norms": "*fp32", "values": "*fp32", "normaliser": "*fp32",
+    "reach": "*i32", "kept": "*i32", "log_sums": "*fp32", "deltas": "*fp32", "counts": "*fp32", "block_reach": "*i32",
+    "last_block": "*i32", "grad_decay": "*fp32", "grad_threshold": "*fp32",
+}  # fmt: skip
+_ELEMENTS = ("q", "k", "v", "out", "grad_out", "grad_q", "grad_k", "grad_v")
+_FLOATS = (
+    "threshold_value", "threshold_rest", "scale", "scale_rest", "log_tolerance", "steepest", "steepness",
+    "survivor_scale",
+)  # fmt: skip
+OPTIONAL = ("threshold", "exclude_self", "padding", "first_real", "first_key", "seed", "grad_threshold")
+# What a training step of tra_plus uses: own keys excluded by head, a surrogate, thresholds of 0.
+PLAIN = frozenset({"exclude_self"})
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel for one architecture."""
+
+    kernel: str
+    dtype: str
+    head_size: int
+    architecture: str
+    rows: int
+    keys: int
+    warps: int
+    shared: int  # bytes per program
+    shared_limit: int
+    registers: int  # per thread
+    spills: int  # bytes per thread (NVIDIA), registers (AMD)
+    code: str  # PTX, or AMD assembly
+
+
+def kernels() -> dict[str, Any]:
+    """Every kernel by the name of its configuration."""
+    from traformer.ops.threshold_relative.triton import backward_kernels, forward_kernel, summaries
+
+    return {
+        "summary": summaries.summary_kernel,
+        "forward": forward_kernel.forward_kernel,
+        "query_gradient": backward_kernels.query_gradient_kernel,
+        "key_gradient": backward_kernels.key_gradient_kernel,
+    }
+
+
+def compile_kernel(
+    name: str,
+    dtype: str,
+    head_size: int,
+    architecture: str,
+    present: frozenset[str] = PLAIN,
+    surrogate: bool = True,
+    dropout: bool = False,
+    by_triangle: bool = COUNT_BY_TRIANGLE,
+    shape: tuple[int, int, int] | None = None,
+) -> Compiled:
+    """present: which optional tensors are given. shape: rows, keys, warps in place of the table's."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    backend, arch, warp_size, shared_limit = ARCHITECTURES[architecture]
+    element = DTYPES[dtype]
+    kernel = kernels()[name]
+    if shape is None:
+        chosen = configuration("forward" if name == "summary" else name, element, head_size)
+        shape = (chosen.rows, chosen.keys, 4 if name == "summary" else chosen.warps)
+    rows, keys, warps = shape
+    constants: dict[str, Any] = {
+        "HEAD_SIZE": head_size, "BLOCK_D": block_d(head_size), "BLOCK_M": rows, "BLOCK_N": keys,
+        "CHUNK": 1 if dtype == "fp32" else 8, "ALIGN": 16 if head_size % 16 == 0 else 8, "NEEDS_GRAD": True,
+        "SURROGATE": surrogate, "DROPOUT": dropout, "BY_TRIANGLE": by_triangle,
+    }  # fmt: skip
+    missing = {n for n in OPTIONAL if n not in present}
+    if surrogate:
+        missing.discard("grad_threshold")
+    if dropout:
+        missing.discard("seed")
+    signature, values, attributes = {}, {}, {}
+    for position, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument], values[argument] = "constexpr", constants[argument]
+        elif argument in missing:
+            signature[argument], values[argument] = "constexpr", None
+        elif argument in _ELEMENTS or argument in _POINTERS:
+            signature[argument] = _POINTERS.get(argument, f"*{dtype}")
+            attributes[(position,)] = [["tt.divisibility", 16]]  # torch's allocations are aligned
+        else:
+            signature[argument] = "fp32" if argument in _FLOATS else "i32"
+    compiled = triton.compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attributes),
+        target=GPUTarget(backend, arch, warp_size),
+        options={"num_warps": warps, "enable_fp_fusion": True},
+    )
+    code = compiled.asm["ptx" if backend == "cuda" else "amdgcn"]
+    registers, spills = _nvidia_registers(code, architecture) if backend == "cuda" else _amd_registers(code)
+    return Compiled(
+        name, dtype, head_size, architecture, rows, keys, warps, compiled.metadata.shared, shared_limit, registers,
+        spills, code,
+    )  # fmt: skip
+
+
+def _nvidia_registers(ptx: str, architecture: str) -> tuple[int, int]:
+
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    assembler = get_ptxas(int(architecture[3:])).path
+    target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert target is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch) / "kernel.ptx"
+        source.write_text(ptx, encoding="utf-8")
+        command = [assembler, "-v", f"--gpu-name={target.group(1)}", source, "-o", Path(scratch) / "kernel.cubin"]
+        report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = re.search(r"Used (\d+) registers", report)
+    stores, loads = (re.search(rf"(\d+) bytes spill {kind}", report) for kind in ("stores", "loads"))
+    assert registers is not None and stores is not None and loads is not None
+    return int(registers.group(1)), int(stores.group(1)) + int(loads.group(1))
+
+
+def _amd_registers(assembly: str) -> tuple[int, int]:
+    found = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)", assembly)}
+    return found["vgpr_count"] + found.get("agpr_count", 0), found["vgpr_spill_count"]
