@@ -7,7 +7,7 @@ estimates, stretch, reports, `tra list`, the shared tests) reads this catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -70,6 +70,11 @@ class Method:
         return self.name != self.attention
 
     @property
+    def is_tra(self) -> bool:
+        """Whether it is TRA, as published or with parts exchanged."""
+        return METHODS[self.attention].kind == TRA
+
+    @property
     def fused(self) -> bool:
         """Whether a fused kernel computes it."""
         return self.path in (OPERATOR, TORCH)
@@ -81,6 +86,10 @@ class Method:
     @property
     def has_gates(self) -> bool:
         return self.gate is not None
+
+    def is_same(self, other: Method) -> bool:
+        """Whether the other is the same method with the same options, whatever they are called."""
+        return self.attention == other.attention and self.all_options == other.all_options
 
     def with_options(self, options: Options) -> Method:
         """The same method with these options over its own; an option that it does not have is an error."""
@@ -100,9 +109,77 @@ def resolve_method(name: str, options: Options | None = None) -> Method:
     return METHODS[name].with_options(options or {})
 
 
-def label_of(name: str) -> str:
-    """How tables and plots write a method; a name that is not in the catalogue is written as it is."""
-    return METHODS[name].label if name in METHODS else name
+def resolve_stack(
+    attention: str | Sequence[str], options: Options | Sequence[Options] | None = None, layers: int | None = None
+) -> list[Method]:
+    """The methods of a stack, one per layer; without `layers`, those of its repeating pattern.
+
+    attention  one name for all layers, or several (a list, or with commas between): one per layer, or a pattern that
+               repeats
+    options    of one name: its options. Of several: a list, one entry for each, or a mapping from names to options
+    """
+    names = attention.split(",") if isinstance(attention, str) else list(attention)
+    names = [name.strip() if isinstance(name, str) else name for name in names]
+    if len(names) == 1 and isinstance(options, Sequence):
+        names = names * len(options)
+    methods = [
+        resolve_method(name, given) for name, given in zip(names, _options_by_place(names, options or {}), strict=True)
+    ]
+    if not methods:
+        raise InputError("attention is an empty list; give one name for all layers, or one per layer")
+    if layers is None:
+        return methods
+    if layers % len(methods):
+        raise InputError(
+            f"attention has {len(methods)} names for {layers} layers; give one per layer, or a pattern that fits a "
+            "whole number of times"
+        )
+    return methods * (layers // len(methods))
+
+
+def _options_by_place(names: Sequence[str], options: Options | Sequence[Options]) -> Sequence[Options]:
+    """The options of each name of a stack."""
+    if not isinstance(options, Mapping):
+        if len(options) != len(names):
+            raise InputError(
+                f"attention_options has {len(options)} entries and attention {len(names)}; give as many of each"
+            )
+        return options
+    if len(names) == 1:
+        return [options]
+    for name, given in options.items():
+        if name not in names or not isinstance(given, Mapping):
+            raise InputError(
+                f"attention_options has {name!r}; with several attentions it is a list with one entry for each, or "
+                f"maps their names ({', '.join(dict.fromkeys(names))}) to their options"
+            )
+    return [options.get(name, {}) for name in names]
+
+
+def stack_of(config: Any) -> list[Method]:
+    """The methods of a model's layers, QK-norm included, from its configuration."""
+    methods = resolve_stack(config.attention, config.attention_options, config.num_hidden_layers)
+    norms = config.qk_norm if isinstance(config.qk_norm, list) else [config.qk_norm] * len(methods)
+    return [
+        replace(method, qk_norm=norm if method.qk_norm is None else method.qk_norm)
+        for method, norm in zip(methods, norms, strict=True)
+    ]
+
+
+def store_stack(config: Any) -> None:
+    """Write what the configured names stand for into a model's configuration: one value, or a list of one per layer."""
+    stack = stack_of(config)
+    alike = all(method.is_same(stack[0]) and method.qk_norm == stack[0].qk_norm for method in stack)
+    one = stack[0]
+    config.attention = one.attention if alike else [method.attention for method in stack]
+    config.attention_options = dict(one.options) if alike else [dict(method.options) for method in stack]
+    config.qk_norm = one.qk_norm if alike else [method.qk_norm for method in stack]
+
+
+def label_of(attention: str) -> str:
+    """How tables and plots write an attention; a name that is not in the catalogue is written as it is."""
+    names = [name.strip() for name in attention.split(",")]
+    return " + ".join(METHODS[name].label if name in METHODS else name for name in names)
 
 
 def names_of_kind(*kinds: str) -> list[str]:

@@ -7,7 +7,6 @@ gradients of all parameters and of the input must agree.
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,12 +20,11 @@ E, HEADS, KEY_HEADS, D, LENGTH = 16, 4, 2, 8, 11
 def build(name: str, qk_norm: bool = True, layer_idx: int = 0, heads: int = HEADS, **options):
     method = resolve_method(name, options)
     qk_norm = qk_norm if method.qk_norm is None else method.qk_norm
-    config = SimpleNamespace(
-        hidden_size=E, num_attention_heads=heads, num_key_value_heads=KEY_HEADS, head_dim=D, attention_dropout=0.0,
-        qk_norm=qk_norm, attention_options=dict(method.options), embedding_range=0.01,
-    )  # fmt: skip
     torch.manual_seed(0)
-    layer = layer_class(name)(config, layer_idx).double().eval()
+    make = layer_class(name)
+    layer = (
+        make(E, heads, KEY_HEADS, head_dim=D, qk_norm=qk_norm, layer_idx=layer_idx, **method.options).double().eval()
+    )
     with torch.no_grad():
         for parameter in layer.parameters():
             if parameter.dim() > 0:
@@ -36,7 +34,7 @@ def build(name: str, qk_norm: bool = True, layer_idx: int = 0, heads: int = HEAD
 
 def run(layer, x):
     context = AttentionContext()
-    context.shared = layer.prepare(context, x)
+    context.shared[layer.leader] = layer.prepare(context, x)
     return layer(x, context)[0]
 
 
@@ -371,7 +369,7 @@ def test_maps_show_what_a_head_sees(name, window):
     layer = build(name, sliding_window=window)
     x = torch.randn(1, LENGTH, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     context = AttentionContext(output_attentions=True)
-    context.shared = layer.prepare(context, x)
+    context.shared[layer.leader] = layer.prepare(context, x)
     found, naive = layer(x, context)[1][0], Naive(layer, x[0])
     definition = DEFINITIONS[METHODS[name].attention]
     for h in range(HEADS):

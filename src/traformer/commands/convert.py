@@ -7,7 +7,7 @@ from pathlib import Path
 
 from traformer.commands.arguments import key_value
 from traformer.errors import InputError
-from traformer.methods import resolve_method
+from traformer.methods import resolve_stack
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    resolve_method(args.attention)  # refuse a misspelt name before anything heavy is loaded
+    resolve_stack(args.attention)  # refuse a misspelt name before anything heavy is loaded
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; choose another --out")

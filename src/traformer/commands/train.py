@@ -13,7 +13,7 @@ from typing import Any
 from traformer.commands.arguments import key_value, options_once, positive_int
 from traformer.errors import InputError, unknown_name
 from traformer.experiments.configs import read_config
-from traformer.methods import resolve_method
+from traformer.methods import resolve_stack
 from traformer.runs.config import RunConfig, setting_of
 from traformer.terminal import say
 
@@ -107,7 +107,7 @@ def check_names(config: RunConfig) -> None:
     from traformer.tasks import build_task
 
     build_task(config.task, config.task_options)
-    resolve_method(config.attention, config.attention_options)
+    resolve_stack(config.attention, config.attention_options)
     if config.preset not in PRESETS:
         raise unknown_name("preset", config.preset, PRESETS)
 

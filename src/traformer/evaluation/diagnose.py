@@ -87,7 +87,7 @@ def diagnose_run(
     found: list[Measurement] = []
     for wanted in _steps(path, steps):
         run = OpenedRun.open(path, device, wanted, watcher)
-        if not run.method.has_weights:
+        if not run.weighs_keys:
             raise InputError(
                 f"attention {run.config.attention!r} weighs no keys, so there is nothing to diagnose in {path}"
             )

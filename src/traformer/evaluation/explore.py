@@ -23,6 +23,7 @@ from traformer.errors import InputError, unknown_name
 from traformer.evaluation.opened import OpenedRun
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
+from traformer.methods import label_of
 from traformer.models.memory import available_memory, check_fits
 from traformer.models.observe import Attended, observe
 from traformer.tasks.base import Task
@@ -270,8 +271,10 @@ def explore_runs(
     opened = [OpenedRun.open(path, device, step, watcher) for path in paths]
     task = opened[0].task
     for path, run in zip(paths, opened, strict=True):
-        if not run.method.has_weights:
-            raise InputError(f"{run.method.label} weighs no keys, so there is nothing to explore in {path}")
+        if not run.weighs_keys:
+            raise InputError(
+                f"{label_of(run.config.attention)} weighs no keys, so there is nothing to explore in {path}"
+            )
         if run.task.token_names != task.token_names:
             raise InputError(f"{path} has other tokens than {paths[0]}; explore runs of one task together")
     sequences = [_prompted(task, prompt)] if prompt is not None else _examples(opened[0], example, lengths, split)
@@ -281,7 +284,7 @@ def explore_runs(
         watcher.say(f"{path}: {len(sequences)} {'sequence' if len(sequences) == 1 else 'sequences'}")
         trained = run.task.sequence_length
         summary = f"{task.label}, {run.step:,} steps, seed {run.config.seed}, trained to {trained:,} tokens"
-        runs.append(_explore_model(run.model, sequences, run.method.label, summary, trained, room))
+        runs.append(_explore_model(run.model, sequences, label_of(run.config.attention), summary, trained, room))
     used = sorted({token for sequence in sequences for token in sequence.ids} | _predicted(runs))
     return Exploration(
         title=title or f"Inside {' and '.join(dict.fromkeys(run.label for run in runs))}: {task.label}",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from traformer.evaluation.watcher import Watcher
-from traformer.methods import Method, resolve_method
+from traformer.methods import Method, stack_of
 from traformer.models import TraformerForCausalLM
 from traformer.models.from_run import load_run
 from traformer.runs.config import RunConfig
@@ -45,9 +45,14 @@ class OpenedRun:
         return next(self.model.parameters()).device
 
     @property
-    def method(self) -> Method:
-        """The run's attention, with what it can do."""
-        return resolve_method(self.config.attention, self.config.attention_options)
+    def methods(self) -> list[Method]:
+        """The attention of each layer, with what it can do."""
+        return stack_of(self.model.config)
+
+    @property
+    def weighs_keys(self) -> bool:
+        """Whether every layer has attention weights to look at."""
+        return all(method.has_weights for method in self.methods)
 
     @property
     def train_length(self) -> int:

@@ -47,7 +47,7 @@ class StretchRun(OpenedRun):
 
     @property
     def writes_no_mask(self) -> bool:
-        return self.method.path in (OPERATOR, RECURRENCE)
+        return all(method.path in (OPERATOR, RECURRENCE) for method in self.methods)
 
     def chunk(self, wanted: int, length: int) -> int:
         """Tokens at a time: as many as asked for, fewer where a mask of chunk x context would grow large."""
@@ -257,7 +257,7 @@ def _read(
         end = min(begin + step, length)
         counter = KeyCounter()
         is_last = with_stats and end == length
-        counts = is_last and run.method.path == OPERATOR
+        counts = is_last and any(method.path == OPERATOR for method in run.methods)
         with observe(run.model, visit=counter.count) if counts else nullcontext():
             clock, cpu_clock = time.perf_counter(), time.process_time()
             hidden = trunk(input_ids=input_ids[:, begin:end], past_key_values=cache, use_cache=True).last_hidden_state
@@ -304,7 +304,11 @@ class KeyCounter:
 def _note_keys(run: StretchRun, result: Reading, counter: KeyCounter, begin: int, end: int) -> None:
     """Keys read by the queries of the last chunk, where the context is longest."""
     if counter.queries:
-        result.read_mean, result.read_most = counter.read / counter.queries, counter.most
         result.kept_mean = counter.kept / counter.queries
-    elif run.method.reads_all_keys:
-        result.read_mean, result.read_most = (begin + 1 + end) / 2, end
+    others = [method for method in run.methods if method.path != OPERATOR]
+    if not all(method.reads_all_keys for method in others):
+        return  # what these read is not counted
+    share = len(others) / len(run.methods)  # of the layers that read every key
+    counted = counter.read / counter.queries if counter.queries else 0.0
+    result.read_mean = (1.0 - share) * counted + share * (begin + 1 + end) / 2
+    result.read_most = end if others else counter.most

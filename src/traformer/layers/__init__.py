@@ -8,9 +8,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.layers.base import AttentionLayer
+from traformer.layers.cache import KeyValueCache
+from traformer.layers.context import AttentionContext
 from traformer.layers.norms import RMSNorm, rms_norm
-from traformer.methods import METHODS, resolve_method
+from traformer.methods import METHODS, resolve_method, stack_of, store_stack
 
 if TYPE_CHECKING:
     from traformer.layers.rope import RotaryAttention
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 __all__ = [
     "AttentionContext",
     "AttentionLayer",
+    "KeyValueCache",
     "RMSNorm",
     "RotaryAttention",
     "ThresholdRelativeAttention",
+    "check_stack",
     "layer_class",
     "rms_norm",
 ]
@@ -31,6 +35,13 @@ def layer_class(attention: str) -> type[AttentionLayer]:
     """The layer of a method or named configuration."""
     module, _, name = resolve_method(attention).layer.partition(":")
     return getattr(import_module(module), name)
+
+
+def check_stack(config: Any) -> None:
+    """Write what the attention names stand for into a model's configuration; raise for options that cannot be used."""
+    store_stack(config)
+    for method in stack_of(config):
+        layer_class(method.attention).check_options(method.all_options, config.num_attention_heads, config.head_dim)
 
 
 def __getattr__(name: str) -> Any:

@@ -15,11 +15,32 @@ from traformer.ops.sinusoidal import sinusoids
 
 
 class _AbsoluteAttention(SoftmaxAttentionLayer):
-    """Softmax attention on embeddings that carry their position; the layers themselves know of none."""
+    """Softmax attention on embeddings that carry their position; the layers themselves know of none.
+
+    embedding_range is the size of the embeddings that positions are added to, which start uniform in +-embedding_range.
+    A layer on its own adds them to its input.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        embedding_range: float = 0.01,
+        random_offset: int = 0,
+        **more: Any,
+    ) -> None:
+        self.embedding_range = embedding_range  # before the parameters are initialised, which need it
+        super().__init__(embed_dim, num_heads, num_kv_heads, random_offset=random_offset, **more)
 
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
+    def arguments_of(cls, config: Any) -> dict[str, Any]:
+        return {"embedding_range": config.embedding_range}
+
+    @classmethod
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
         for name in set(options) & {"random_offset", "max_positions"}:
             if not isinstance(options[name], int) or options[name] < (1 if name == "max_positions" else 0):
                 raise InputError(f"attention option {name} must be a whole number, got {options[name]!r}")
@@ -58,30 +79,42 @@ class SinusoidalAttention(_AbsoluteAttention):
 
     name = "sinusoidal"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.position_scale = math.sqrt(2.0 / 3.0) * config.embedding_range
-
     def position_embedding(self, positions: Tensor, x: Tensor) -> Tensor:
-        return sinusoids(positions, x.shape[-1], x.dtype) * self.position_scale
+        return sinusoids(positions, x.shape[-1], x.dtype) * (math.sqrt(2.0 / 3.0) * self.embedding_range)
 
 
 class LearnedPositionAttention(_AbsoluteAttention):
     """Softmax attention with a learned vector for each absolute position added to the token embeddings.
 
-    Source: Gehring et al. 2017 and GPT. The table (max_positions x width, in the first layer) starts like the token
-    embeddings, uniform in +-embedding_range; rows that training never reached stay as they started, which is why it
-    fails beyond the training length. A longer input than the table is an error.
+    Source: Gehring et al. 2017 and GPT. The table (max_positions x width, in the first such layer) starts like the
+    token embeddings, uniform in +-embedding_range; rows that training never reached stay as they started, which is why
+    it fails beyond the training length. A longer input than the table is an error.
 
     Options: max_positions, rows of the table; random_offset, as in SinusoidalAttention.
     """
 
     name = "learned"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        if layer_idx == 0:
-            self.position_table = nn.Embedding(self.option["max_positions"], config.hidden_size)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        max_positions: int = 4096,
+        **more: Any,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, max_positions=max_positions, **more)
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
+        if self.layer_idx == self.leader:
+            self.position_table = nn.Embedding(self.option["max_positions"], self.embed_dim)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if self.layer_idx == self.leader:
+            nn.init.uniform_(self.position_table.weight, -self.embedding_range, self.embedding_range)
 
     def position_embedding(self, positions: Tensor, x: Tensor) -> Tensor:
         rows = self.option["max_positions"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -24,8 +22,8 @@ class AlibiAttention(SoftmaxAttentionLayer):
 
     name = "alibi"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def add_parameters(self) -> None:
+        super().add_parameters()
         self.slopes = alibi_slopes(self.num_heads)
 
     def attend(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,11 @@ from traformer.layers.base import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
 from traformer.ops.asentmax import adaptive_scale, nape_slopes
 from traformer.ops.entmax import entmax_attention
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import LayerArguments
 
 
 class AdaptiveEntmaxAttention(EagerAttentionLayer):
@@ -30,13 +35,24 @@ class AdaptiveEntmaxAttention(EagerAttentionLayer):
 
     name = "asentmax"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        gamma_range: float = 2.0,
+        **more: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, gamma_range=gamma_range, **more)
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
         self.slopes = nape_slopes(self.num_heads)
         self.num_alibi_heads = self.num_heads // 2
         scaled = self.num_heads - self.num_alibi_heads
-        self.beta_proj = nn.Linear(config.hidden_size, scaled, bias=False)
-        self.gamma_proj = nn.Linear(config.hidden_size, scaled, bias=False)
+        self.beta_proj = nn.Linear(self.embed_dim, scaled, bias=False)
+        self.gamma_proj = nn.Linear(self.embed_dim, scaled, bias=False)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

@@ -3,126 +3,107 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from traformer.errors import InputError
+from traformer.layers.cache import KeyValueCache
+from traformer.layers.context import AttentionContext, make_context
+from traformer.layers.initialization import reset_module
 from traformer.layers.norms import rms_norm
 from traformer.layers.options import check_shared_options, excluded_heads
-from traformer.methods import Method, resolve_method
+from traformer.methods import Method, resolve_method, stack_of
 
 if TYPE_CHECKING:
-    from transformers import Cache, PretrainedConfig
-
-
-@dataclass
-class AttentionContext:
-    """Where the tokens of one forward stand: the same for all layers, made once by the model.
-
-    The key axis has Tk places: what a cache holds, then the T new tokens, then (static cache) empty places.
-    New token t sits at place `query_start + t` and sees no place after its own.
-    """
-
-    key_padding_mask: Tensor | None = None  # [B, Tk] bool, True = a real key; None = all are real
-    position_ids: Tensor | None = None  # [B or 1, T] positions of the new tokens within their sequences
-    cu_seqlens: Tensor | None = None  # [n + 1] int32, where packed sequences start; batch 1 and no cache
-    past_key_values: Cache | None = None
-    query_start: int | Tensor = 0  # a 0-dim tensor only when a static cache is traced by torch.compile
-    key_length: int | None = None  # Tk; None = T
-    output_attentions: bool = False
-    shared: Any = None  # what the method's `prepare` made for all layers
-
-    def new_token_mask(self, length: int) -> Tensor | None:
-        """[B, T] bool, True = a real new token; None = all are real."""
-        if self.key_padding_mask is None:
-            return None
-        if isinstance(self.query_start, Tensor):
-            places = self.query_start + torch.arange(length, device=self.query_start.device)
-            return self.key_padding_mask.index_select(1, places)
-        return self.key_padding_mask[:, self.query_start : self.query_start + length]
-
-    def positions(self, length: int, device: torch.device) -> Tensor:
-        """[B or 1, T] positions of the new tokens."""
-        if self.position_ids is not None:
-            return self.position_ids
-        return (torch.arange(length, device=device) + self.query_start)[None]
-
-    def key_positions(self, device: torch.device, key_length: int) -> Tensor:
-        """[B or 1, Tk]: places counted without the padded ones; differences between them are distances."""
-        if self.key_padding_mask is None:
-            return torch.arange(key_length, device=device)[None]
-        return self.key_padding_mask.long().cumsum(-1)
-
-    def distances(self, length: int, device: torch.device) -> Tensor:
-        """[B or 1, T, Tk]: how many real places a key lies before the query; what stands after it is negative."""
-        keys = self.key_positions(device, length if self.key_length is None else self.key_length)
-        queries = keys.index_select(1, torch.arange(length, device=device) + self.query_start)
-        return queries[:, :, None] - keys[:, None, :]
-
-    def is_plain_causal(self, length: int) -> bool:
-        """Nothing but the causal order restricts what a token sees, and the key axis is the new tokens alone."""
-        return (
-            self.key_padding_mask is None
-            and self.cu_seqlens is None
-            and not isinstance(self.query_start, Tensor)
-            and self.query_start == 0
-            and (self.key_length is None or self.key_length == length)
-        )
-
-    def visible(self, length: int, device: torch.device, window: int | None = None) -> Tensor:
-        """[B or 1, 1, T, Tk] bool, True = the token may see the key: causal order, padding, packing, sliding window."""
-        key_length = length if self.key_length is None else self.key_length
-        keys = torch.arange(key_length, device=device)
-        queries = torch.arange(length, device=device) + self.query_start
-        allowed = keys[None, :] <= queries[:, None]  # [T, Tk]
-        if self.cu_seqlens is not None:
-            segment = torch.searchsorted(self.cu_seqlens, keys, right=True)
-            allowed = allowed & (segment[:, None] == segment[None, :])
-        allowed = allowed[None, None]
-        if self.key_padding_mask is not None:
-            allowed = allowed & self.key_padding_mask[:, None, None, :]
-        if window is not None:
-            allowed = allowed & (self.distances(length, device) < window).unsqueeze(1)
-        return allowed
-
-    def own_keys(self, length: int, device: torch.device) -> Tensor:
-        """[T, Tk] bool, True where the key is the token's own."""
-        key_length = length if self.key_length is None else self.key_length
-        places = torch.arange(length, device=device) + self.query_start
-        return torch.arange(key_length, device=device) == places[:, None]
+    from typing import Self
 
 
 class AttentionLayer(nn.Module):
-    """Projections, QK-norm, grouped heads and cache. A method implements `attend`, and overrides the hooks it needs.
+    """Causal self-attention as a plain module: `y = attn(x)`, x and y [B, T, E].
 
-    Needs from the config: hidden_size, num_attention_heads, num_key_value_heads, head_dim, attention_dropout, qk_norm
-    and attention_options.
+    embed_dim      width E of the input and the output
+    num_heads      query heads
+    num_kv_heads   key and value heads, a divisor of num_heads; by default as many
+    head_dim       channels of a head; by default embed_dim / num_heads
+    qk_norm        RMS-normalise queries and keys per head, without a learned scale
+    dropout        on the weights, after the softmax
+    layer_idx      the layer's place in its stack, which some methods and every model's cache need
+    leader         the first layer of the stack with the same method and options, which holds what they share
+    initialize     False: the caller initialises the parameters, as models do
+    **options      the method's own options, as its entry in `traformer.methods` lists them
+
+    A method implements `attend`, and overrides the hooks it needs.
     """
 
     name: ClassVar[str]
 
-    def __init__(self, config: PretrainedConfig, layer_idx: int) -> None:
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        qk_norm: bool = True,
+        dropout: float = 0.0,
+        layer_idx: int = 0,
+        leader: int | None = None,
+        initialize: bool = True,
+        **options: Any,
+    ) -> None:
         super().__init__()
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.num_key_heads = num_heads if num_kv_heads is None else num_kv_heads
+        _check_shape(embed_dim, num_heads, self.num_key_heads, head_dim, dropout)
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
         self.layer_idx = layer_idx
-        self.num_heads: int = config.num_attention_heads
-        self.num_key_heads: int = config.num_key_value_heads
-        self.head_dim: int = config.head_dim
+        self.leader = layer_idx if leader is None else leader
         self.scale = 1.0 / math.sqrt(self.head_dim)
-        self.dropout_p: float = config.attention_dropout
-        self.qk_norm: bool = config.qk_norm
-        self.option: dict[str, Any] = self.read_options(config)
-        self.q_proj = nn.Linear(config.hidden_size, self.num_heads * self.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, self.num_key_heads * self.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, self.num_key_heads * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(self.num_heads * self.head_dim, config.hidden_size, bias=True)
-        self.temperature = nn.Parameter(torch.zeros(self.num_heads)) if self.option.get("temperature") else None
-        if self.temperature is not None:
-            self.temperature.lr_scale = 10.0  # type: ignore[attr-defined]  # one number per head moves slowly at lr
-        self.excluded_heads = excluded_heads(self.option.get("exclude_self", False), self.num_heads)
+        self.dropout_p, self.qk_norm = dropout, qk_norm
+        self.option: dict[str, Any] = resolve_method(self.name, options).all_options
+        self.check_options(self.option, num_heads, self.head_dim)
+        self.excluded_heads = excluded_heads(self.option.get("exclude_self", False), num_heads)
         self.window: int | None = self.option.get("sliding_window")
+        self.temperature: nn.Parameter | None = None
+        self.add_parameters()
+        if initialize:
+            self.reset_parameters()
+
+    def add_parameters(self) -> None:
+        """Create the layer's modules and parameters; a method adds its own after these."""
+        self.q_proj = nn.Linear(self.embed_dim, self.num_heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(self.embed_dim, self.num_key_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(self.embed_dim, self.num_key_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, self.embed_dim, bias=True)
+        if self.option.get("temperature"):
+            self.temperature = nn.Parameter(torch.zeros(self.num_heads))
+            self.temperature.lr_scale = 10.0  # type: ignore[attr-defined]  # one number per head moves slowly at lr
+
+    @classmethod
+    def from_config(cls, config: Any, layer_idx: int) -> Self:
+        """The layer of a model's stack: ours or a converted one. The model initialises it."""
+        stack = stack_of(config)
+        method = stack[layer_idx]
+        return cls(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            head_dim=config.head_dim,
+            qk_norm=bool(method.qk_norm),
+            dropout=config.attention_dropout,
+            layer_idx=layer_idx,
+            leader=next(i for i, other in enumerate(stack) if other.is_same(method)),
+            initialize=False,
+            **cls.arguments_of(config),
+            **method.options,
+        )
+
+    @classmethod
+    def arguments_of(cls, config: Any) -> dict[str, Any]:
+        """Further arguments that the method takes from a model's configuration."""
+        return {}
 
     @property
     def method(self) -> Method:
@@ -130,23 +111,20 @@ class AttentionLayer(nn.Module):
         return resolve_method(self.name, self.option)
 
     @classmethod
-    def read_options(cls, config: PretrainedConfig) -> dict[str, Any]:
-        """The method's options as configured, defaults filled in; an unknown one is an error."""
-        options = resolve_method(cls.name, config.attention_options).all_options
-        cls.check_options(config, options)
-        return options
-
-    @classmethod
-    def check_options(cls, config: PretrainedConfig, options: dict[str, Any]) -> None:
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
         """Raise InputError for an option whose value cannot be used."""
-        check_shared_options(options, config.num_attention_heads)
+        check_shared_options(options, num_heads)
+
+    def reset_parameters(self) -> None:
+        """Start all parameters afresh, as in a model."""
+        for module in self.children():
+            reset_module(module)
+        self.reset_own_parameters()
 
     def reset_own_parameters(self) -> None:
-        """Initialise parameters the method holds directly (not its Linears'), by transformers' init functions."""
-        from transformers import initialization as init
-
+        """Start the parameters that the method holds directly (not its Linears'), by functions of torch.nn.init."""
         if self.temperature is not None:
-            init.zeros_(self.temperature)
+            nn.init.zeros_(self.temperature)
 
     def score_bound(self, dtype: torch.dtype) -> float | Tensor | None:
         """An upper bound of the scores, one number or [Hq]; None where QK-norm does not give one."""
@@ -167,11 +145,15 @@ class AttentionLayer(nn.Module):
         return visible & ~own
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
-        """What every layer of the method needs and one can make for all (masks, tables); becomes context.shared."""
+        """What all layers of one method and options need and the first can make for all: masks, tables."""
         return None
 
+    def prepared(self, context: AttentionContext) -> Any:
+        """What the first layer of this method and options prepared."""
+        return context.shared[self.leader]
+
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
-        """Write positions into the embeddings x [B, T, E]; called on the first layer only, before the first block."""
+        """Write positions into the embeddings x [B, T, E]; called on the method's first layer, before any block."""
         return x
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
@@ -188,7 +170,52 @@ class AttentionLayer(nn.Module):
         """q [B, Hq, T, D]; k, v [B, Hkv, Tk, D] -> output [B, Hq, T, D], weights [B, Hq, T, Tk] if asked for."""
         raise NotImplementedError
 
-    def forward(self, hidden_states: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+    @overload
+    def forward(self, hidden_states: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]: ...
+
+    @overload
+    def forward(
+        self,
+        hidden_states: Tensor,
+        context: None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor: ...
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        context: AttentionContext | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """hidden_states [B, T, E] -> output [B, T, E].
+
+        key_padding_mask  [B, past + T] bool, True = a real token: those in the cache, then the new ones
+        cu_seqlens        [n + 1] where packed sequences start and end; batch 1
+        cache             a KeyValueCache: the tokens continue those that it holds, and are added to it
+        context           from a model, which makes it once for all layers; then weights [B, Hq, T, Tk] (or None) are
+                          returned, too
+        """
+        if context is not None:
+            return self.mix(hidden_states, context)
+        x = hidden_states
+        if x.dim() != 3 or x.shape[-1] != self.embed_dim or not x.is_floating_point():
+            raise InputError(
+                f"the input must be floats [batch, length, {self.embed_dim}], not {x.dtype} {list(x.shape)}"
+            )
+        context, real = make_context(x, key_padding_mask, None, cu_seqlens, cache, None, mask_name="key_padding_mask")
+        x = self.embed(x, context)
+        if real is not None:
+            x = x.masked_fill(~real[..., None], 0.0)
+        context.shared[self.leader] = self.prepare(context, x)
+        return self.mix(x, context)[0]
+
+    def mix(self, hidden_states: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         """hidden_states [B, T, E] -> output [B, T, E], weights [B, Hq, T, Tk] or None."""
         batch, length, _ = hidden_states.shape
         real = context.new_token_mask(length)
@@ -201,7 +228,7 @@ class AttentionLayer(nn.Module):
         if context.past_key_values is not None:
             if state is not None:
                 k = torch.cat((k, _as_channels(state, k.dtype)), dim=-1)
-            k, v = self.remember(k, v, context.past_key_values)
+            k, v = self.remember(k, v, context)
             if state is not None:
                 k, state = k[..., : self.head_dim], _from_channels(k[..., self.head_dim :], state.dtype)
         if self.temperature is not None:
@@ -211,9 +238,11 @@ class AttentionLayer(nn.Module):
         out = out.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
         return self.o_proj(out), weights
 
-    def remember(self, k: Tensor, v: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
+    def remember(self, k: Tensor, v: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Add the new tokens' keys and values to the cache; returns those of all tokens."""
-        layer: Any = cache.layers[self.layer_idx] if self.layer_idx < len(cache.layers) else None
+        cache, layer = context.past_key_values, context.layer_cache(self.layer_idx)
+        if isinstance(cache, KeyValueCache):
+            return cache.update(k, v)
         if layer is not None and layer.is_initialized and layer.keys.shape[-1] != k.shape[-1]:
             # transformers has made room for keys of head_dim channels before it saw one; ours carry more.
             if torch.compiler.is_exporting():
@@ -235,6 +264,18 @@ class AttentionLayer(nn.Module):
         if self.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # no copy
+
+
+def _check_shape(embed_dim: int, num_heads: int, num_key_heads: int, head_dim: int | None, dropout: float) -> None:
+    if min(embed_dim, num_heads, num_key_heads, 1 if head_dim is None else head_dim) < 1 or num_heads % num_key_heads:
+        raise InputError(
+            f"sizes must be positive and num_heads a multiple of num_kv_heads, not {num_heads} and {num_key_heads} "
+            f"heads of embed_dim {embed_dim}"
+        )
+    if head_dim is None and embed_dim % num_heads:
+        raise InputError(f"embed_dim ({embed_dim}) must be a multiple of num_heads ({num_heads}), or set head_dim")
+    if not 0.0 <= dropout < 1.0:
+        raise InputError(f"dropout must be in [0, 1), not {dropout}")
 
 
 def _as_channels(state: Tensor, dtype: torch.dtype) -> Tensor:

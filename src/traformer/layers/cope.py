@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,11 @@ from traformer.errors import InputError
 from traformer.layers.base import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
 from traformer.ops.cope import cope_attention
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import LayerArguments
 
 
 class ContextualPositionAttention(EagerAttentionLayer):
@@ -28,21 +33,30 @@ class ContextualPositionAttention(EagerAttentionLayer):
 
     name = "cope"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        npos_max: int = 64,
+        **more: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, npos_max=npos_max, **more)
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
         self.position_table = nn.Parameter(torch.zeros(self.option["npos_max"], self.head_dim))
 
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
         if not isinstance(options["npos_max"], int) or options["npos_max"] < 2:
             raise InputError(f"attention option npos_max must be a whole number from 2 on, got {options['npos_max']!r}")
 
     def reset_own_parameters(self) -> None:
-        from transformers import initialization as init
-
         super().reset_own_parameters()
-        init.zeros_(self.position_table)
+        nn.init.zeros_(self.position_table)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

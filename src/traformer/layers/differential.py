@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,11 @@ from traformer.layers.norms import RMSNorm
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.differential import difference_factor, start_of_factor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import SoftmaxArguments
 
 
 class DifferentialAttention(SoftmaxAttentionLayer):
@@ -32,37 +37,47 @@ class DifferentialAttention(SoftmaxAttentionLayer):
 
     name = "differential"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        position: str = "rope",
+        theta: float = 500_000.0,
+        **more: Unpack[SoftmaxArguments],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, position=position, theta=theta, **more)
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
         half = self.head_dim // 2
         self.half_scale = 1.0 / math.sqrt(half)
-        self.start = start_of_factor(layer_idx)
+        self.start = start_of_factor(self.layer_idx)
         self.factor_vectors = nn.Parameter(torch.zeros(4, half))  # a1, b1, a2, b2
         self.head_norm = RMSNorm(self.head_dim, eps=1e-5)
 
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
-        if config.head_dim % 2:
-            raise InputError(f"attention 'differential' halves each head: head_dim must be even, not {config.head_dim}")
-        check_rotary(cls.name, config.head_dim // 2, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
+        if head_dim % 2:
+            raise InputError(f"attention 'differential' halves each head: head_dim must be even, not {head_dim}")
+        check_rotary(cls.name, head_dim // 2, options)
 
     def reset_own_parameters(self) -> None:
-        from transformers import initialization as init
-
         super().reset_own_parameters()
-        init.normal_(self.factor_vectors, std=0.1)
+        nn.init.normal_(self.factor_vectors, std=0.1)
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
         tables = rotary_tables(context, hidden_states, self.head_dim // 2, self.option)
         return super().prepare(context, hidden_states), tables
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return context.shared[0]
+        return self.prepared(context)[0]
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         def turn(x: Tensor) -> Tensor:
-            return torch.cat([turned(half, context.shared[1]) for half in x.chunk(2, dim=-1)], dim=-1)
+            return torch.cat([turned(half, self.prepared(context)[1]) for half in x.chunk(2, dim=-1)], dim=-1)
 
         return turn(q), turn(k)
 

@@ -17,7 +17,7 @@ class EagerAttentionLayer(AttentionLayer):
 
     def visible(self, context: AttentionContext) -> Tensor:
         """bool [B or 1, 1, T, Tk]."""
-        return context.shared
+        return self.prepared(context)
 
     def settings(self, context: AttentionContext) -> dict[str, Any]:
         return {

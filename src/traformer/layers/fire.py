@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,11 @@ from traformer.errors import InputError
 from traformer.layers.base import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.fire import fire_inputs
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import SoftmaxArguments
 
 
 class FireAttention(SoftmaxAttentionLayer):
@@ -28,27 +33,37 @@ class FireAttention(SoftmaxAttentionLayer):
 
     name = "fire"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        hidden: int = 32,
+        init_length: float = 512.0,
+        **more: Unpack[SoftmaxArguments],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, hidden=hidden, init_length=init_length, **more)
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
         self.bias_in = nn.Linear(1, self.option["hidden"])
         self.bias_out = nn.Linear(self.option["hidden"], self.num_heads, bias=False)
         self.slope = nn.Parameter(torch.tensor(0.1))
         self.length_factor = nn.Parameter(torch.tensor(1.0))  # L = length_factor * init_length
 
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
         if not isinstance(options["hidden"], int) or options["hidden"] < 1:
             raise InputError(f"attention option hidden must be a whole number above zero, got {options['hidden']!r}")
         if not options["init_length"] > 0:
             raise InputError(f"attention option init_length must be positive, got {options['init_length']!r}")
 
     def reset_own_parameters(self) -> None:
-        from transformers import initialization as init
-
         super().reset_own_parameters()
-        init.constant_(self.slope, 0.1)
-        init.constant_(self.length_factor, 1.0)
+        nn.init.constant_(self.slope, 0.1)
+        nn.init.constant_(self.length_factor, 1.0)
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
         length, device = hidden_states.shape[1], hidden_states.device
@@ -56,12 +71,12 @@ class FireAttention(SoftmaxAttentionLayer):
         return super().prepare(context, hidden_states), where
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return context.shared[0]
+        return self.prepared(context)[0]
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        distance, position = context.shared[1]
+        distance, position = self.prepared(context)[1]
         threshold = self.length_factor * self.option["init_length"]
         inputs = fire_inputs(distance, position, self.slope, threshold)  # [B or 1, T, Tk]
         bias = self.bias_out(F.relu(self.bias_in(inputs.unsqueeze(-1)))).permute(0, 3, 1, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,11 @@ from traformer.layers.options import gate_biases
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.eager import expand_heads
 from traformer.ops.forgetting import PRUNING_BLOCK, leftmost_keys, pruned_forgetting_attention
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import SoftmaxArguments
 
 # Pruning pays only on long inputs, and only if it saves at least this share of the key blocks.
 _WORTHWHILE = 0.3
@@ -52,9 +57,21 @@ class ForgettingAttention(SoftmaxAttentionLayer):
 
     name = "fot"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.forget_proj = nn.Linear(config.hidden_size, self.num_heads, bias=True)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        gate_bias: float | str | list[float] | None = None,
+        tolerance: float = 2.0**-24,
+        **more: Unpack[SoftmaxArguments],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, gate_bias=gate_bias, tolerance=tolerance, **more)
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
+        self.forget_proj = nn.Linear(self.embed_dim, self.num_heads, bias=True)
         if self.option["gate_bias"] is not None:
             self.forget_proj.bias_start = gate_biases(self.option["gate_bias"], self.num_heads)  # type: ignore[assignment]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +25,9 @@ class LSTMLayer(AttentionLayer):
 
     name = "lstm"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        nn.Module.__init__(self)  # none of attention's projections
-        self.layer_idx = layer_idx
-        self.option = self.read_options(config)
-        self.dropout_p = config.attention_dropout
-        size = config.hidden_size
-        self.width = lstm_width(size, 4 * size * config.num_attention_heads * config.head_dim + size)
+    def add_parameters(self) -> None:  # none of attention's projections
+        size = self.embed_dim
+        self.width = lstm_width(size, 4 * size * self.num_heads * self.head_dim + size)
         self.from_input = nn.Parameter(torch.empty(4 * self.width, size))
         self.from_state = nn.Parameter(torch.empty(4 * self.width, self.width))
         self.input_bias = nn.Parameter(torch.empty(4 * self.width))
@@ -40,16 +35,14 @@ class LSTMLayer(AttentionLayer):
         self.o_proj = nn.Linear(self.width, size, bias=True)
 
     def reset_own_parameters(self) -> None:
-        from transformers import initialization as init
-
         bound = 1.0 / math.sqrt(self.width)
         for parameter in self.weights():
-            init.uniform_(parameter, -bound, bound)
+            nn.init.uniform_(parameter, -bound, bound)
 
     def weights(self) -> Weights:
         return self.from_input, self.from_state, self.input_bias, self.state_bias
 
-    def forward(self, hidden_states: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+    def mix(self, hidden_states: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         length = hidden_states.shape[1]
         cache, real = context.past_key_values, context.new_token_mask(length)
         # A recurrence rounds at every step: never in half precision, under autocast neither.
@@ -73,11 +66,11 @@ class LSTMLayer(AttentionLayer):
             places = torch.arange(length, device=x.device, dtype=context.cu_seqlens.dtype)
             restart = torch.isin(places, context.cu_seqlens)
         if cache is not None and _holds_something(context):
-            layer: Any = cache.layers[self.layer_idx]
+            layer = context.layer_cache(self.layer_idx)
             state = _last(layer.keys[:, 0], context), _last(layer.values[:, 0], context)
         h, c = lstm_steps(x, weights, state, real, restart)
         if cache is not None:
-            self.remember(h[:, None], c[:, None], cache)
+            self.remember(h[:, None], c[:, None], context)
         return h
 
 

@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 from traformer.errors import InputError
+
+
+class LayerArguments(TypedDict, total=False):
+    """Keyword arguments that every layer takes; see AttentionLayer."""
+
+    head_dim: int | None
+    qk_norm: bool
+    dropout: float
+    layer_idx: int
+    leader: int | None
+    initialize: bool
+
+
+class SoftmaxArguments(LayerArguments, total=False):
+    """Keyword arguments that every softmax layer takes; see SoftmaxAttentionLayer."""
+
+    temperature: bool
+    exclude_self: bool | str | list[bool]
+    sliding_window: int | None
+
 
 FAST_GATE, SLOW_GATE = -6.0, 6.0  # of gate_bias "halves": the first half of the heads, the second half
 

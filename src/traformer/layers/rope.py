@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -11,19 +11,33 @@ from traformer.layers.base import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.rope import apply_rope, rope_tables
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import SoftmaxArguments
+
 
 class RotaryAttention(SoftmaxAttentionLayer):
     """Softmax attention on rotated queries and keys."""
 
     name = "rope"
 
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        theta: float = 500_000.0,
+        **more: Unpack[SoftmaxArguments],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, theta=theta, **more)
+
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
-        if config.head_dim % 2:
-            raise InputError(
-                f"attention 'rope' turns pairs of channels and needs an even head_dim, not {config.head_dim}"
-            )
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
+        if head_dim % 2:
+            raise InputError(f"attention 'rope' turns pairs of channels and needs an even head_dim, not {head_dim}")
         if not options["theta"] > 0:
             raise InputError(f"attention option theta must be positive, got {options['theta']}")
 
@@ -33,8 +47,8 @@ class RotaryAttention(SoftmaxAttentionLayer):
         return super().prepare(context, hidden_states), tables
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return context.shared[0]
+        return self.prepared(context)[0]
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        tables = context.shared[1]
+        tables = self.prepared(context)[1]
         return apply_rope(q, tables).to(q.dtype), apply_rope(k, tables).to(k.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,11 @@ from traformer.layers.base import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.ops.selective import selection_mask, selective_attention
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import LayerArguments
 
 
 class SelectiveAttention(EagerAttentionLayer):
@@ -31,10 +36,22 @@ class SelectiveAttention(EagerAttentionLayer):
 
     name = "selective"
 
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        position: str = "rope",
+        theta: float = 500_000.0,
+        **more: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, position=position, theta=theta, **more)
+
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
-        check_rotary(cls.name, config.head_dim, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
+        check_rotary(cls.name, head_dim, options)
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
         length, device = hidden_states.shape[1], hidden_states.device
@@ -47,10 +64,10 @@ class SelectiveAttention(EagerAttentionLayer):
         return visible, square, rotary_tables(context, hidden_states, self.head_dim, self.option)
 
     def visible(self, context: AttentionContext) -> Tensor:
-        return context.shared[0]
+        return self.prepared(context)[0]
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        return turned(q, context.shared[2]), turned(k, context.shared[2])
+        return turned(q, self.prepared(context)[2]), turned(k, self.prepared(context)[2])
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor:
         """The selecting head's query, its channels dealt out to the key heads: [B, Hkv, T, ceil(D / Hkv)]."""
@@ -61,7 +78,7 @@ class SelectiveAttention(EagerAttentionLayer):
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext, state: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         selecting = state.transpose(1, 2).flatten(2)[..., : self.head_dim]  # [B, Tk, D]
-        masked = selection_mask(selecting, k[:, 0], context.shared[1], self.scale)  # [B, Tk, Tk]
+        masked = selection_mask(selecting, k[:, 0], self.prepared(context)[1], self.scale)  # [B, Tk, Tk]
         if q.shape[2] < masked.shape[1]:
             rows = torch.arange(q.shape[2], device=q.device) + context.query_start
             masked = masked.index_select(1, rows)

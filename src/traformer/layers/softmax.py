@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,6 +23,27 @@ class SoftmaxAttentionLayer(AttentionLayer):
         sliding_window  w: a query sees its own key and the w - 1 before it
     """
 
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        temperature: bool = False,
+        exclude_self: bool | str | list[bool] = False,
+        sliding_window: int | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_kv_heads,
+            temperature=temperature,
+            exclude_self=exclude_self,
+            sliding_window=sliding_window,
+            **more,
+        )
+
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Tensor | None:
         """The mask [B or 1, 1, T, Tk] (own key included), or None where order and window alone decide what is seen."""
         length = hidden_states.shape[1]
@@ -32,8 +55,8 @@ class SoftmaxAttentionLayer(AttentionLayer):
         return context.visible(length, hidden_states.device, self.window)
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        """What `prepare` made, out of context.shared."""
-        return context.shared
+        """What `prepare` made of the mask."""
+        return self.prepared(context)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,11 @@ from traformer.layers.base import AttentionContext
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.ssmax import length_scale
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import SoftmaxArguments
 
 
 class ScalableSoftmaxAttention(SoftmaxAttentionLayer):
@@ -27,30 +32,43 @@ class ScalableSoftmaxAttention(SoftmaxAttentionLayer):
 
     name = "ssmax"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        init_scale: float = 0.168,
+        position: str = "rope",
+        theta: float = 500_000.0,
+        **more: Unpack[SoftmaxArguments],
+    ) -> None:
+        super().__init__(
+            embed_dim, num_heads, num_kv_heads, init_scale=init_scale, position=position, theta=theta, **more
+        )
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
         self.log_scale = nn.Parameter(torch.full((self.num_heads,), float(self.option["init_scale"])))
 
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
-        check_rotary(cls.name, config.head_dim, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
+        check_rotary(cls.name, head_dim, options)
 
     def reset_own_parameters(self) -> None:
-        from transformers import initialization as init
-
         super().reset_own_parameters()
-        init.constant_(self.log_scale, float(self.option["init_scale"]))
+        nn.init.constant_(self.log_scale, float(self.option["init_scale"]))
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
         tables = rotary_tables(context, hidden_states, self.head_dim, self.option)
         return super().prepare(context, hidden_states), tables
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return context.shared[0]
+        return self.prepared(context)[0]
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        return turned(q, context.shared[1]), turned(k, context.shared[1])
+        return turned(q, self.prepared(context)[1]), turned(k, self.prepared(context)[1])
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

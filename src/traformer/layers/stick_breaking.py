@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -10,6 +10,11 @@ from traformer.errors import unknown_name
 from traformer.layers.base import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
 from traformer.ops.stick_breaking import stick_breaking_attention
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import LayerArguments
 
 REMAINDERS = ("none", "self")
 
@@ -29,9 +34,30 @@ class StickBreakingAttention(EagerAttentionLayer):
 
     name = "stick_breaking"
 
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        remainder: str = "none",
+        temperature: bool = False,
+        sliding_window: int | None = None,
+        **more: Unpack[LayerArguments],
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_kv_heads,
+            remainder=remainder,
+            temperature=temperature,
+            sliding_window=sliding_window,
+            **more,
+        )
+
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
         if options["remainder"] not in REMAINDERS:
             raise unknown_name("attention option remainder", options["remainder"], REMAINDERS)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,17 @@ from traformer.layers.base import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.t5 import t5_buckets
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from traformer.layers.options import SoftmaxArguments
+
 
 class T5BiasAttention(SoftmaxAttentionLayer):
     """Softmax attention with T5's learned bias for each head and bucket of distances, shared by all layers.
 
     Source: Raffel et al. 2020. Causal buckets: 32, half of them exact, the others logarithmic up to 128, one for all
-    beyond. The table (buckets x heads) is the first layer's and serves all, as in T5; it starts normal with std
+    beyond. The table (buckets x heads) is the first such layer's and serves all, as in T5; it starts normal with std
     width^-0.5, as there.
     Choice: scores keep the factor 1/sqrt(d) of the common trunk, which T5 folds into its initialisation.
     Path: torch's attention with the bias as a float mask; distances are put into buckets once a forward.
@@ -28,16 +33,28 @@ class T5BiasAttention(SoftmaxAttentionLayer):
 
     name = "t5"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.table_std = config.hidden_size**-0.5
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        buckets: int = 32,
+        max_distance: int = 128,
+        **more: Unpack[SoftmaxArguments],
+    ) -> None:
+        super().__init__(embed_dim, num_heads, num_kv_heads, buckets=buckets, max_distance=max_distance, **more)
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
+        self.table_std = self.embed_dim**-0.5
         self.bias_table = None
-        if layer_idx == 0:
+        if self.layer_idx == self.leader:
             self.bias_table = nn.Parameter(torch.zeros(self.option["buckets"], self.num_heads))
 
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
         buckets, far = options["buckets"], options["max_distance"]
         if not (isinstance(buckets, int) and isinstance(far, int) and 4 <= buckets < 2 * far):
             raise InputError(
@@ -46,11 +63,9 @@ class T5BiasAttention(SoftmaxAttentionLayer):
             )
 
     def reset_own_parameters(self) -> None:
-        from transformers import initialization as init
-
         super().reset_own_parameters()
         if self.bias_table is not None:
-            init.normal_(self.bias_table, std=self.table_std)
+            nn.init.normal_(self.bias_table, std=self.table_std)
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
         distances = context.distances(hidden_states.shape[1], hidden_states.device)
@@ -60,11 +75,11 @@ class T5BiasAttention(SoftmaxAttentionLayer):
         return super().prepare(context, hidden_states), buckets, self.bias_table
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return context.shared[0]
+        return self.prepared(context)[0]
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        _, buckets, table = context.shared
+        _, buckets, table = self.prepared(context)
         bias = F.embedding(buckets, table).permute(0, 3, 1, 2)  # [B or 1, H, T, Tk]
         return self.softmax_attention(q, k, v, context, self.scale, bias)

@@ -41,13 +41,44 @@ class ThresholdRelativeAttention(AttentionLayer):
     name = "tra"
     surrogate_width: float | None = None  # of a straight-through gradient in training; TRA as published has none
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
-        self.decay_proj = nn.Linear(config.hidden_size, self.num_heads, bias=True)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        qk_norm: bool = True,
+        dropout: float = 0.0,
+        threshold: float = 0.0,
+        exclude_self: bool | str | list[bool] = False,
+        temperature: bool = False,
+        tolerance: float = 2.0**-24,
+        backend: str = "auto",
+        **more: Any,  # for models: layer_idx, leader, initialize; and the options of variants
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_kv_heads,
+            head_dim=head_dim,
+            qk_norm=qk_norm,
+            dropout=dropout,
+            threshold=threshold,
+            exclude_self=exclude_self,
+            temperature=temperature,
+            tolerance=tolerance,
+            backend=backend,
+            **more,
+        )
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
+        self.decay_proj = nn.Linear(self.embed_dim, self.num_heads, bias=True)
 
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
         threshold = options["threshold"]
         if not (isinstance(threshold, (int, float)) and 0 <= threshold < math.inf):
             raise InputError(f"attention option threshold must be a finite number >= 0, got {threshold!r}")
@@ -117,21 +148,21 @@ class ThresholdRelativeAttention(AttentionLayer):
 
     def _empty_rows(self, q: Tensor, k: Tensor, options: dict[str, Any], context: AttentionContext) -> Tensor | None:
         """Which queries keep no key for certain, [B, Hq, T], where it pays to know: they would read all keys for it."""
-        cache = context.past_key_values
+        cache = context.layer_cache(self.layer_idx)
         if cache is None or k.shape[2] < BALLS_FROM or q.shape[2] < BALLS_QUERIES or not self.option["tolerance"]:
             return None
         if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
             return None
-        covered = getattr(cache.layers[self.layer_idx], "covered", None)
+        covered = getattr(cache, "covered", None)
         balls = None if covered is None else covered(k)
         return None if balls is None else balls.keeps_nothing(q, self.scale, options["threshold"])
 
     def _key_index(self, k: Tensor, context: AttentionContext) -> Any:
         """The cache's index of its keys, where it keeps one and the kernel that will run can use it; else None."""
-        cache = context.past_key_values
+        cache = context.layer_cache(self.layer_idx)
         if cache is None or k.shape[2] < INDEX_FROM or torch.compiler.is_compiling():
             return None
-        indexed = getattr(cache.layers[self.layer_idx], "indexed", None)
+        indexed = getattr(cache, "indexed", None)
         if indexed is None or choose_backend(self.option["backend"], k.device, k.dtype, k.shape[3]) != "cpu":
             return None
         return indexed(k)

@@ -49,8 +49,39 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
 
     name = "tra_variant"
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        distance: str = "contextual",
+        removal: bool = True,
+        decay: str = "gate",
+        gate_bias: float | str | list[float] | None = None,
+        threshold_growth: float = 0.0,
+        margin: float = 0.0,
+        straight_through: bool = False,
+        learned_threshold: bool = False,
+        **more: Any,  # TRA's own arguments
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            num_kv_heads,
+            distance=distance,
+            removal=removal,
+            decay=decay,
+            gate_bias=gate_bias,
+            threshold_growth=threshold_growth,
+            margin=margin,
+            straight_through=straight_through,
+            learned_threshold=learned_threshold,
+            **more,
+        )
+
+    def add_parameters(self) -> None:
+        super().add_parameters()
         self.distance: str = self.option["distance"]
         if self.option["straight_through"] or self.option["learned_threshold"]:
             self.surrogate_width = _SURROGATE_WIDTH
@@ -60,15 +91,13 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         elif self.option["gate_bias"] is not None:
             self.decay_proj.bias_start = gate_biases(self.option["gate_bias"], self.num_heads)  # type: ignore[assignment]
         self.slopes = alibi_slopes(self.num_heads)
-        self.threshold_proj = (
-            nn.Linear(config.hidden_size, self.num_heads) if self.option["learned_threshold"] else None
-        )
+        self.threshold_proj = nn.Linear(self.embed_dim, self.num_heads) if self.option["learned_threshold"] else None
         if self.threshold_proj is not None:
             self.threshold_proj.bias_start = _START_OF_LEARNED_THRESHOLD  # type: ignore[assignment]
 
     @classmethod
-    def check_options(cls, config: Any, options: dict[str, Any]) -> None:
-        super().check_options(config, options)
+    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+        super().check_options(options, num_heads, head_dim)
         for name, known in (("distance", DISTANCES), ("decay", DECAYS)):
             if options[name] not in known:
                 raise unknown_name(f"attention option {name}", options[name], known)

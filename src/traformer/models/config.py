@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from transformers import PretrainedConfig
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers import layer_class
-from traformer.methods import resolve_method
+from traformer.layers import check_stack
+from traformer.methods import resolve_stack
 from traformer.presets import PRESETS
 
 RESIDUALS = ("normed", "prenorm")
@@ -19,14 +19,14 @@ RESIDUALS = ("normed", "prenorm")
 class TraformerConfig(PretrainedConfig):
     """A decoder-only transformer with any attention of ours.
 
-    attention          a name of the catalogue (traformer.methods); of a named configuration, the method and the options
-                       that it stands for are stored
-    attention_options  the method's own options; an unknown one is an error
+    attention          a name of the catalogue (traformer.methods), or a list of them: one per layer, or a pattern that
+                       repeats. Of a named configuration, the method and the options that it stands for are stored
+    attention_options  the method's own options; for a list of attentions a list, or a mapping from names to options
     hidden_size, num_hidden_layers, num_attention_heads   the usual sizes; head_dim defaults to hidden_size / heads
     num_key_value_heads  fewer key heads than query heads (grouped or multi-query attention); default: as many
     intermediate_size  inner width of the gated MLP, default 2 * hidden_size
     attention_dropout  on the weights, after the softmax;  hidden_dropout: on the embedding and inside the MLP
-    qk_norm            RMS-normalise queries and keys per head, without a learned scale
+    qk_norm            RMS-normalise queries and keys per head, without a learned scale (a list: one for each layer)
     residual           "normed": the stream carries what the norm gave, as in the authors' decoder; "prenorm": the usual
     format_version     of the saved model; a newer one than this library knows is refused
     """
@@ -35,8 +35,8 @@ class TraformerConfig(PretrainedConfig):
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
     FORMAT_VERSION: ClassVar[int] = 1
 
-    attention: str = "tra"
-    attention_options: dict[str, Any] = field(default_factory=dict)
+    attention: str | list[str] = "tra"
+    attention_options: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
     vocab_size: int = 256
     hidden_size: int = 256
     num_hidden_layers: int = 4
@@ -46,7 +46,7 @@ class TraformerConfig(PretrainedConfig):
     intermediate_size: int | None = None
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
-    qk_norm: bool = True
+    qk_norm: bool | list[bool] = True
     residual: str = "normed"
     rms_norm_eps: float = 1e-6
     embedding_range: float = 0.01
@@ -60,9 +60,7 @@ class TraformerConfig(PretrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         _refuse_misspelt(kwargs, [f.name for f in fields(self)])
-        method = resolve_method(self.attention, self.attention_options)
-        self.attention, self.attention_options = method.attention, dict(method.options)
-        self.qk_norm = self.qk_norm if method.qk_norm is None else method.qk_norm
+        resolve_stack(self.attention, self.attention_options)  # a misspelt name is the first thing to be said
         if self.residual not in RESIDUALS:
             raise unknown_name("residual", self.residual, RESIDUALS)
         if self.format_version > self.FORMAT_VERSION:
@@ -103,7 +101,7 @@ class TraformerConfig(PretrainedConfig):
             raise InputError(
                 "tie_word_embeddings is not supported: the output head is untied from the embedding; leave it out"
             )
-        layer_class(self.attention).read_options(self)  # raises for a value that the method cannot use
+        check_stack(self)
         super().__post_init__(**kwargs)
 
     @classmethod

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy as copies
 import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,14 +14,13 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from traformer.errors import InputError
-from traformer.layers import ThresholdRelativeAttention, layer_class
-from traformer.methods import resolve_method
+from traformer.methods import Method, resolve_stack, stack_of
 from traformer.models.conversion.families import FAMILIES, ConvertedForCausalLM, Family
 
 
 def convert(
     model: PreTrainedModel,
-    attention: str = "tra",
+    attention: str | Sequence[str] = "tra",
     *,
     qk_norm: bool | None = None,
     keep_positions: bool = False,
@@ -29,14 +31,15 @@ def convert(
 
     model              a causal language model of the families Llama, Mistral, Qwen2, Qwen3 or GPT-2, its weights plain
                        floats (as they are after loading a GGUF file)
-    attention          a name of the catalogue (traformer.methods), a method or a named configuration
+    attention          a name of the catalogue (traformer.methods), a method or a named configuration; or several:
+                       one per layer, or a pattern that repeats
     qk_norm            True: queries and keys are RMS-normalised without a learned scale, as in TRA as published (a norm
                        of the model's own, as in Qwen3, then goes); False: scores stay as the model was trained to make
                        them. By default True for TRA, unless the model has a norm of its own, and False for the others
     keep_positions     GPT-2: go on adding its learned positions, which end at its trained length; else they go, and
                        only their mean stays, added to every token embedding
     copy               False: the new model takes the given one's tensors over, which must then not be used any more
-    attention_options  the method's own options
+    attention_options  the method's own options; of several attentions: `name={option: value}`
 
     The result trains, generates, saves and loads as the given model did; after `import traformer.models`,
     AutoModelForCausalLM.from_pretrained reads it. A gate starts with a decay of its own for each head (ALiBi's slopes,
@@ -44,13 +47,12 @@ def convert(
     layer may look at all that came before. To be of use, a converted model must be tuned.
     """
     family = _family_of(model)
-    method = resolve_method(attention, attention_options)
-    attention, attention_options = method.attention, dict(method.options)
-    qk_norm = method.qk_norm if qk_norm is None else qk_norm
-    if qk_norm is None:
-        has_own = any(name.endswith(".q_norm.weight") for name, _ in model.named_parameters())
-        qk_norm = issubclass(layer_class(attention), ThresholdRelativeAttention) and not has_own
-    config = _converted_config(family, model, attention, qk_norm, keep_positions, attention_options)
+    has_own = any(name.endswith(".q_norm.weight") for name, _ in model.named_parameters())
+    stack = []
+    for method in resolve_stack(attention, attention_options, model.config.num_hidden_layers):
+        named = method.qk_norm if qk_norm is None else qk_norm
+        stack.append(replace(method, qk_norm=method.is_tra and not has_own if named is None else named))
+    config = _converted_config(family, model, stack, keep_positions)
     weights = _renamed(family, model, config)
     with torch.device("meta"):  # no memory, no time: all tensors come from the source
         converted = family.model(config)
@@ -96,7 +98,7 @@ def _quantised_weight(model: PreTrainedModel) -> str | None:
 
 
 def _converted_config(
-    family: Family, model: PreTrainedModel, attention: str, qk_norm: bool, keep_positions: bool, options: dict[str, Any]
+    family: Family, model: PreTrainedModel, stack: list[Method], keep_positions: bool
 ) -> PretrainedConfig:
     trunk: Any = model.base_model
     has_learned = hasattr(trunk, "wpe")
@@ -110,18 +112,21 @@ def _converted_config(
     for name, without in (("sliding_window", None), ("use_sliding_window", False), ("layer_types", None)):
         if name in settings:
             settings[name] = without
-    options = dict(options)
-    if attention == "rope" and "theta" not in options:
-        options["theta"] = _theta(model.config)
-    if attention == "learned" and has_learned:
-        if keep_positions:
-            raise InputError("attention 'learned' has positions of its own; leave keep_positions out")
-        options.setdefault("max_positions", trunk.wpe.num_embeddings)
+    all_options = []
+    for method in stack:
+        options = dict(method.options)
+        if method.attention == "rope" and "theta" not in options:
+            options["theta"] = _theta(model.config)
+        if method.attention == "learned" and has_learned:
+            if keep_positions:
+                raise InputError("attention 'learned' has positions of its own; leave keep_positions out")
+            options.setdefault("max_positions", trunk.wpe.num_embeddings)
+        all_options.append(options)
     embedding: Any = trunk.get_input_embeddings().weight
     settings |= {
-        "attention": attention,
-        "attention_options": options,
-        "qk_norm": qk_norm,
+        "attention": [method.attention for method in stack],
+        "attention_options": all_options,
+        "qk_norm": [method.qk_norm for method in stack],
         "keep_positions": keep_positions,
         "embedding_range": math.sqrt(3.0) * float(embedding.detach().float().square().mean().sqrt()),
         "converted_from": model.config.name_or_path or None,
@@ -146,8 +151,11 @@ def _renamed(family: Family, model: PreTrainedModel, config: Any) -> dict[str, T
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     if family.name == "gpt2":
         weights = _split_gpt2(weights, config)
-    if config.qk_norm:
-        weights = {name: x for name, x in weights.items() if not name.endswith((".q_norm.weight", ".k_norm.weight"))}
+    stack = stack_of(config)
+    for name in list(weights):
+        own_norm = re.search(r"\.(\d+)\.[^.]+\.[qk]_norm\.weight$", name)
+        if own_norm and stack[int(own_norm[1])].qk_norm:  # ours takes its place
+            del weights[name]
     return weights
 
 
@@ -167,10 +175,12 @@ def _split_gpt2(weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
     if config.keep_positions:
         return split
     positions = split.pop("transformer.wpe.weight")
-    if config.attention == "learned":
-        rows = config.attention_options["max_positions"]
+    learned = [(index, method) for index, method in enumerate(stack_of(config)) if method.attention == "learned"]
+    if learned:
+        index, method = learned[0]
+        rows = method.options["max_positions"]
         if rows <= positions.shape[0]:
-            split["transformer.h.0.attn.position_table.weight"] = positions[:rows]
+            split[f"transformer.h.{index}.attn.position_table.weight"] = positions[:rows]
         return split
     # The stream keeps its centre. A head that is tied to the embedding then adds the same to every token's logit, which
     # changes no probability.

@@ -10,9 +10,10 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from traformer.layers import AttentionContext, AttentionLayer, RMSNorm, layer_class
+from traformer.layers.initialization import reset_module
+from traformer.methods import stack_of
 from traformer.models.card import model_card
 from traformer.models.config import TraformerConfig
-from traformer.models.initialization import start_linear
 from traformer.models.saving import SavedModel
 from traformer.models.trunk import Trunk
 from traformer.ops.elementwise import dropout, gated_silu
@@ -38,7 +39,7 @@ class DecoderBlock(GradientCheckpointingLayer):
     def __init__(self, config: TraformerConfig, layer_idx: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = layer_class(config.attention)(config, layer_idx)
+        self.self_attn = layer_class(stack_of(config)[layer_idx].attention).from_config(config, layer_idx)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = GatedMLP(config)
         self.carries_normed = config.residual == "normed"
@@ -82,9 +83,9 @@ class TraformerPreTrainedModel(SavedModel):
             if module is self.get_output_embeddings():
                 init.normal_(module.weight, std=self.config.initializer_range)
             else:
-                start_linear(module)
+                reset_module(module)
         elif isinstance(module, RMSNorm):
-            init.ones_(module.weight)
+            reset_module(module)
         elif isinstance(module, AttentionLayer):
             module.reset_own_parameters()
 
@@ -97,6 +98,7 @@ class TraformerModel(TraformerPreTrainedModel, Trunk):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
         self.layers: Any = nn.ModuleList(DecoderBlock(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.leaders = self.find_leaders()
         self.post_init()
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traformer.errors import InputError, RunError, unknown_name
-from traformer.methods import resolve_method
+from traformer.methods import resolve_stack
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.tasks import build_task
@@ -28,7 +28,7 @@ def build_model_config(config: RunConfig, task: Task) -> TraformerConfig:
     """The preset with the run's attention, the task's vocabulary, and the run's own changes."""
     from traformer.models import PRESETS, TraformerConfig
 
-    resolve_method(config.attention, config.attention_options)
+    resolve_stack(config.attention, config.attention_options)
     if config.preset not in PRESETS:
         raise unknown_name("preset", config.preset, PRESETS)
     decided = (task.vocab_size, task.pad_id, config.attention, dict(config.attention_options))

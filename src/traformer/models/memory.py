@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from traformer.errors import InputError
-from traformer.methods import TORCH, resolve_method
+from traformer.methods import TORCH, stack_of
 
 FLOAT = 4
 LOGITS_AT_ONCE = 3 * FLOAT * (1 << 24)  # see traformer.models.loss
@@ -56,8 +56,8 @@ def memory_need(model_config: Any, length: int, *, training: bool, scored: int |
 
 def writes_square(model_config: Any, training: bool) -> bool:
     """Whether the attention writes a [heads, T, T] tensor: by its method, or because of dropout in torch's SDPA."""
-    method = resolve_method(model_config.attention, model_config.attention_options)
-    return method.writes_square or (method.path == TORCH and training and model_config.attention_dropout > 0)
+    dropped = training and model_config.attention_dropout > 0
+    return any(method.writes_square or (method.path == TORCH and dropped) for method in stack_of(model_config))
 
 
 def available_memory(device: Any = None) -> int:

@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.layers import AttentionContext, AttentionLayer
+from traformer.methods import OPERATOR
 from traformer.ops import AttentionStats
 from traformer.ops.eager import content_scores
 
@@ -55,8 +56,10 @@ class Attended:
 
     def reads(self) -> AttentionStats | None:
         """How many keys each query read and kept; None for methods that do not count them."""
-        count = getattr(self.layer, "reads", None)
-        return None if count is None else count(self.q, self.k, self.hidden_states, self.context)
+        if self.layer.method.path != OPERATOR:
+            return None
+        count: Any = self.layer.reads
+        return count(self.q, self.k, self.hidden_states, self.context)
 
 
 @contextmanager

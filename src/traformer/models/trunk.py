@@ -12,9 +12,9 @@ from transformers.utils import ModelOutput, logging
 
 from traformer.errors import InputError
 from traformer.layers import AttentionContext, AttentionLayer
+from traformer.layers.context import make_context
 from traformer.models.cache import TraformerCache
 from traformer.models.checks import check_ids
-from traformer.models.context import make_context
 
 logger = logging.get_logger(__name__)
 
@@ -23,6 +23,7 @@ class Trunk(PreTrainedModel):
     """Embedding, blocks and final norm around attention layers of ours. What differs between decoders is a method."""
 
     config: Any
+    leaders: list[int]  # what find_leaders found when the blocks were made
     output_class: ClassVar[type[ModelOutput]] = BaseModelOutputWithPast
 
     @property
@@ -40,12 +41,18 @@ class Trunk(PreTrainedModel):
     def attention_layers(self) -> list[AttentionLayer]:
         return [self.attention_of(block) for block in self.blocks]
 
+    def find_leaders(self) -> list[int]:
+        """The first layer of each method and options: it prepares what the others of its kind use, too."""
+        return sorted({layer.leader for layer in self.attention_layers})
+
     def check_keywords(self, keywords: dict[str, Any]) -> None:
         """Refuse what forward was given and this decoder cannot honour."""
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Token embeddings [B, T, E] and what the attention adds to them."""
-        return self.attention_of(self.blocks[0]).embed(x, context)
+        for leader in self.leaders:
+            x = self.attention_of(self.blocks[leader]).embed(x, context)
+        return x
 
     def drop_embeddings(self, x: Tensor) -> Tensor:
         return x
@@ -98,7 +105,8 @@ class Trunk(PreTrainedModel):
         if real is not None:  # what stands at padded places, NaN included, can change nothing
             x = x.masked_fill(~real[..., None], 0.0)
         x = self.drop_embeddings(x)
-        context.shared = self.attention_of(self.blocks[0]).prepare(context, x)
+        for leader in self.leaders:
+            context.shared[leader] = self.attention_of(self.blocks[leader]).prepare(context, x)
         hidden_states, attentions = [], []
         for block in self.blocks:
             if output_hidden_states:

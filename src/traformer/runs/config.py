@@ -67,7 +67,11 @@ class RunConfig:
     task_options: dict[str, Any] = field(
         default_factory=dict, metadata=_about(_TASK, "an option of the task; `tra list --options TASK` has them")
     )
-    attention: str = _setting("tra", _MODEL, "the attention method; `tra list attentions` has the names")
+    attention: str = _setting(
+        "tra",
+        _MODEL,
+        "the attention; `tra list attentions` has the names. Several, with commas between: a pattern of layers",
+    )
     attention_options: dict[str, Any] = field(
         default_factory=dict,
         metadata=_about(_MODEL, "an option of the attention; `tra list --options ATTENTION` has them"),
@@ -110,6 +114,8 @@ class RunConfig:
     tensorboard: bool = _setting(False, _MACHINE, "also write TensorBoard files", changeable=True)
 
     def __post_init__(self) -> None:
+        if isinstance(self.attention, (list, tuple)):  # one per layer, or a pattern that repeats
+            object.__setattr__(self, "attention", ",".join(map(str, self.attention)))
         for item in dataclasses.fields(self):
             value = _checked(item.name, str(item.type), getattr(self, item.name))
             object.__setattr__(self, item.name, value)

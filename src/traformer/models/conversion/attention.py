@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
+from transformers.initialization import guard_torch_init_functions
 
 from traformer.layers import AttentionContext, AttentionLayer, RMSNorm, layer_class, rms_norm
+from traformer.layers.initialization import fill, reset_bias, reset_module
 from traformer.methods import METHODS
-from traformer.models.initialization import start_bias, start_linear
 from traformer.ops.alibi import alibi_slopes
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -70,8 +70,9 @@ class ConvertedAttention(AttentionLayer):
         return [(name, module) for name, module in self.named_children() if name not in theirs]
 
     @torch.no_grad()
+    @guard_torch_init_functions()
     def start_added(self) -> None:
-        """Initialise what the source had not; transformers' init functions leave alone what was loaded."""
+        """Initialise what the source had not; what was loaded is left alone."""
         gate = self.method.gate
         for name, module in self.added_modules():
             if name == gate:
@@ -79,15 +80,13 @@ class ConvertedAttention(AttentionLayer):
                 # training makes it depend on them: some heads look near, some far, none is shut.
                 slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=torch.float64)
                 assert isinstance(module, nn.Linear)
-                init.zeros_(module.weight)
-                if not start_bias(module):
-                    init.copy_(module.bias, -slopes.expm1().log())  # logsigmoid of it: -slope
-            elif isinstance(module, nn.Linear):
-                start_linear(module)
-            elif isinstance(module, RMSNorm):
-                init.ones_(module.weight)
+                nn.init.zeros_(module.weight)
+                if not reset_bias(module):
+                    fill(module.bias, -slopes.expm1().log())  # logsigmoid of it: -slope
+            elif isinstance(module, (nn.Linear, RMSNorm)):
+                reset_module(module)
             elif isinstance(module, nn.Embedding):
-                init.zeros_(module.weight)  # learned positions: none until training makes some
+                nn.init.zeros_(module.weight)  # learned positions: none until training makes some
         self.reset_own_parameters()
 
 

@@ -35,8 +35,8 @@ from transformers import (
 )
 
 from traformer.errors import InputError
-from traformer.layers import layer_class
-from traformer.methods import resolve_method
+from traformer.layers import check_stack
+from traformer.methods import stack_of
 from traformer.models.card import converted_card
 from traformer.models.conversion.trunk import ConvertedTrunk
 from traformer.models.generation import CheckedGenerationMixin
@@ -77,9 +77,9 @@ def _config_class(source: type[PretrainedConfig], name: str) -> type[PretrainedC
         model_type = f"traformer_{source.model_type}"
         attribute_map = {**source.attribute_map}  # noqa: RUF012
 
-        attention: str = "tra"
-        attention_options: dict[str, Any] = field(default_factory=dict)
-        qk_norm: bool = False  # True: ours, without a learned scale; False: as the source has it
+        attention: str | list[str] = "tra"
+        attention_options: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
+        qk_norm: bool | list[bool] = False  # True: ours, without a learned scale; False: as the source has it
         keep_positions: bool = False  # of a source that adds learned ones
         embedding_range: float = 0.02  # a uniform range with the root mean square of the token embeddings
         head_dim: int | None = None
@@ -88,11 +88,12 @@ def _config_class(source: type[PretrainedConfig], name: str) -> type[PretrainedC
         def __post_init__(self, **kwargs: Any) -> None:
             self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
             super().__post_init__(**kwargs)
-            if not resolve_method(self.attention, self.attention_options).has_weights:
-                raise InputError(
-                    f"attention {self.attention!r} has no queries and keys, so it cannot take over a model's weights"
-                )
-            layer_class(self.attention).read_options(self)
+            check_stack(self)
+            for method in stack_of(self):
+                if not method.has_weights:
+                    raise InputError(
+                        f"attention {method.name!r} has no queries and keys, so it cannot take over a model's weights"
+                    )
 
     if source is GPT2Config:
         ConvertedConfig.attribute_map |= {"num_key_value_heads": "n_head", "attention_dropout": "attn_pdrop"}

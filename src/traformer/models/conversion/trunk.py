@@ -10,6 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 
 from traformer.errors import InputError
 from traformer.layers import AttentionContext, AttentionLayer
+from traformer.methods import stack_of
 from traformer.models.conversion.attention import ConvertedAttention, converted_layer
 from traformer.models.trunk import Trunk
 
@@ -26,10 +27,11 @@ class ConvertedTrunk(Trunk):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        for index, block in enumerate(self.blocks):
-            layer = converted_layer(config.attention)(config, index)
+        for index, (block, method) in enumerate(zip(self.blocks, stack_of(config), strict=True)):
+            layer = converted_layer(method.attention).from_config(config, index)
             layer.take_over(getattr(block, self.attention_name), config)
             setattr(block, self.attention_name, layer)
+        self.leaders = self.find_leaders()
         self.drop_positions()
         self.post_init()
 
