@@ -69,3 +69,27 @@ def test_a_python_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(python_stdlib.sysconfig, "get_path", lambda name: str(tmp_path))
     with pytest.raises(InputError, match="has no sources of its standard library"):
         Corpus()
+
+
+def test_train_says_which_text_it_took_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the run's config names it; a text that was named needs no words."""
+    from traformer.cli import main
+    from traformer.training import loop
+
+    configs = []
+
+    def stub(config, out, **options):
+        configs.append(config)
+        return loop.TrainingResult(out, 0, None, 0.0)
+
+    monkeypatch.setattr(loop, "train", stub)
+    assert main(["train", "--task", "text", "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().err
+    assert f"no data was named, so the text is {NAME}" in said and "data=FOLDER" in said
+    assert configs[0].task_options["data"] == [NAME]
+    for flags in (["--config", "text-small"], ["--task", "text", "--task-option", "data=python-stdlib"]):
+        assert main(["train", *flags, "--out", str(tmp_path / "run")]) == 0
+        assert "no data was named" not in capsys.readouterr().err
+        assert configs[-1].task_options["data"] == [NAME]
