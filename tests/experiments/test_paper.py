@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 import pytest
 
 from traformer.cli import main
@@ -115,3 +119,24 @@ def test_wrong_names():
         parts_of("flipflop", "smoke")
     assert main(["reproduce", "nothing", "--scale", "smoke"]) == 2
     assert main(["reproduce", "copy", "--scale", "smoke", "--ray", "local", "--jobs", "2"]) == 2
+
+
+@pytest.mark.slow
+def test_a_table_that_was_killed_has_the_same_numbers_after(tmp_path):
+    """kill -9 as soon as the second cell has begun; the same command then finishes the table."""
+
+    def command(out):
+        return [sys.executable, "-m", "traformer", "reproduce", "copy", "--scale", "smoke", "--out", str(out)]
+
+    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
+    process = subprocess.Popen(command(tmp_path / "killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "killed").glob("copy/*/config.yaml"))) < 2 and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "killed" / "copy" / "table.md").exists()
+    subprocess.run(command(tmp_path / "killed"), check=True, capture_output=True)
+    for name in ("table.md", "verdicts.json"):
+        assert (tmp_path / "killed" / "copy" / name).read_text() == (tmp_path / "whole" / "copy" / name).read_text()
