@@ -12,11 +12,12 @@ from traformer.evaluation.heads import Head, HeadSummary, head_summaries
 from traformer.evaluation.table import factor_text
 from traformer.methods import label_of
 from traformer.reports.collect import measured_runs
-from traformer.reports.figures import figures
-from traformer.reports.png import DPI, pyplot, save_grid
-from traformer.reports.style import colour, dash
+from traformer.reports.figures import Figure, Point, Series, figures
+from traformer.reports.page import page_styles
+from traformer.reports.png import save_png
+from traformer.reports.svg import grid_svg
 from traformer.runs.measurements import Measurement, write_rows
-from traformer.runs.metrics import METRICS
+from traformer.runs.metrics import METRICS, Metric
 
 Measured = Mapping[str, Sequence[Measurement]]  # run -> measurements
 _FILES = {
@@ -65,52 +66,45 @@ def write_diagnosis(measured: Measured, folder: Path) -> list[Path]:
     drawn = figures(measured_runs({run: list(found) for run, found in measured.items()}))
     written = [folder / "diagnosis.json"]
     for name, metrics in _FILES.items():
-        save_grid([one for one in drawn if one.metric.name in metrics], folder / name)
+        chosen = [one for one in drawn if one.metric.name in metrics]
+        save_png(grid_svg(chosen, page_styles(chosen)), folder / name)
         written.append(folder / name)
     if any(_several_steps(head_summaries(found)) for found in measured.values()):
         written.append(plot_formation(measured, folder))
     return written
 
 
-# A row of panels for each of the two heads: field of HeadSummary -> title.
+# A row of panels for each of the two heads: field of HeadSummary -> what it is.
 _PANELS = {
-    "source_weight": "reading head: weight on the source",
-    "positive_keys": "reading head: share of keys kept (score above 0)",
-    "gate_decay": "reading head: what a kept key between leaves of a weight",
-    "marks": "marking head: the source's weight on the key before it",
-    "marking_positive": "marking head: share of keys kept",
-    "marking_decay": "marking head: what a kept key between leaves",
+    "source_weight": "reading head, weight on the source",
+    "positive_keys": "reading head, share of keys kept (score above 0)",
+    "gate_decay": "reading head, what a kept key between leaves",
+    "marks": "marking head, weight on the key before the source",
+    "marking_positive": "marking head, share of keys kept",
+    "marking_decay": "marking head, what a kept key between leaves",
 }
 
 
 def plot_formation(measured: Measured, folder: Path) -> Path:
     """formation.png: what the reading and the marking head of each run do, step by step, at the shortest length."""
-    plt = pyplot()
-    attentions = list(dict.fromkeys(found[0].attention for found in measured.values()))
-    picture, grid = plt.subplots(2, 3, figsize=(15, 7.5), sharex=True, layout="constrained")
-    seen: dict[str, int] = {}
-    for found in measured.values():
-        rows = head_summaries(found)
-        if not rows:
-            continue
-        attention = found[0].attention
-        number = seen[attention] = seen.get(attention, -1) + 1  # seeds of a method differ in their dashes
-        rows = [row for row in rows if row.length == min(other.length for other in rows)]
-        for axes, name in zip(grid.flat, _PANELS, strict=True):
-            line = [(row.step, getattr(row, name)) for row in rows if getattr(row, name) is not None]
-            if line:
-                strokes = dash(number)
-                axes.plot(
-                    *zip(*line, strict=True), color=colour(attentions.index(attention)), linewidth=1.4,
-                    linestyle=(0, strokes) if strokes else "-", label=f"{label_of(attention)}, seed {rows[0].seed}",
-                )  # fmt: skip
-    for axes, heading in zip(grid.flat, _PANELS.values(), strict=True):
-        axes.set_title(heading, fontsize=10, loc="left")
-        axes.set_ylim(-0.02, 1.02)
-        axes.grid(alpha=0.3)
-    for axes in grid[1]:
-        axes.set_xlabel("step")
-    grid[0, 0].legend(fontsize=8, ncols=2)
-    picture.savefig(folder / "formation.png", dpi=DPI)
-    plt.close(picture)
-    return folder / "formation.png"
+    summaries = {run: head_summaries(found) for run, found in measured.items()}
+    drawn = [_formation(name, label, summaries) for name, label in _PANELS.items()]
+    file = folder / "formation.png"
+    save_png(grid_svg(drawn, page_styles(drawn)), file)
+    return file
+
+
+def _formation(name: str, label: str, summaries: Mapping[str, Sequence[HeadSummary]]) -> Figure:
+    series = []
+    for rows in summaries.values():
+        shortest = min((row.length for row in rows), default=0)
+        points = [
+            Point(float(row.step), str(row.step), getattr(row, name), None, None, 1, 0)
+            for row in rows
+            if row.length == shortest and getattr(row, name) is not None
+        ]
+        if points:
+            series.append(Series(f"{label_of(rows[0].attention)}, seed {rows[0].seed}", rows[0].attention, points))
+    first = next(rows[0] for rows in summaries.values() if rows)
+    metric = Metric(name, label, "", section="inside", format="share", scale="share", along="step")
+    return Figure(metric, first.task, "", "inside", first.train_length, None, "step", series)

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from traformer.evaluation.heads import chosen_heads, head_of
-from traformer.methods import METHODS
 from traformer.reports.collect import Run, display_split, display_task, series_labels, unit_of
 from traformer.runs.measurements import Measurement
 from traformer.runs.metrics import METRICS, SECTIONS, Metric, metric_named
@@ -106,17 +105,6 @@ class Figure:
             return sign * sum(beyond), sign * sum(within)
 
         return sorted(self.series, key=score, reverse=True)
-
-    def without_variants(self) -> Figure:
-        """Of many methods those that are no configuration of another, and the recommended one."""
-        if not self.is_many:
-            return self
-        shown = [one for one in self.series if not _is_variant(one.attention)]
-        return replace(self, series=shown or self.series[:MANY])
-
-
-def _is_variant(attention: str) -> bool:
-    return attention in METHODS and METHODS[attention].is_configuration and attention != "tra_plus"
 
 
 def figures(runs: Sequence[Run]) -> list[Figure]:
@@ -215,6 +203,8 @@ def _points(measurements: Sequence[Measurement], metric: Metric) -> list[Point]:
         mean = sum(values) / len(values) if values else None
         # One seed: the interval of its examples. Several: from the worst to the best of them.
         low, high = (first.low, first.high) if len(values) < 2 else (min(values), max(values))
+        if metric.format == "rate" and mean == 0:  # no event in any seed: what the widest of their bounds allows
+            low, high = 0.0, max((one.high for one in same if one.high is not None), default=None)
         points.append(Point(x, label, mean, low, high, len(same), first.examples, first.chance, note))
     return sorted(points, key=lambda point: point.x)
 

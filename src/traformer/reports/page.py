@@ -36,7 +36,7 @@ def html(
         f"<h1>{escape(title)}</h1>",
         '<ul class="findings">' + "".join(f"<li>{escape(sentence)}</li>" for sentence in findings(figures)) + "</ul>",
         verdicts_section(verdicts),
-        legend({label: styles[label] for label in labels_of([figure.without_variants() for figure in figures])}),
+        legend({label: styles[label] for label in labels_of([figure for figure in figures if not figure.is_many])}),
     ]
     for (section, task, train_length), by_metric in groups(figures).items():
         body.append(_section(runs, section, task, train_length, by_metric, styles, names))
@@ -52,8 +52,8 @@ def html(
 
 
 def page_styles(figures: Sequence[Figure]) -> dict[str, int]:
-    """A number per method: those that are drawn as lines come first, so that the clearest styles are theirs."""
-    labels = [*labels_of([figure.without_variants() for figure in figures]), *labels_of(figures)]
+    """A number per method: those that share a plot come first, so that the clearest styles are theirs."""
+    labels = [*labels_of([figure for figure in figures if not figure.is_many]), *labels_of(figures)]
     return {label: number for number, label in enumerate(dict.fromkeys(labels))}
 
 
@@ -98,11 +98,12 @@ def _figure(figure: Figure, styles: Mapping[str, int], file: str | None) -> str:
     wide = ' class="wide"' if figure.is_many else ""
     links = ""
     if file is not None:
-        links = "".join(
+        anchors = "".join(
             f'<a href="figures/{escape(file)}.{suffix}" download'
             f' aria-label="{escape(figure.title)} as {suffix.upper()}">{suffix.upper()}</a>'
             for suffix in ("png", "svg", "csv")
         )
+        links = f'<span class="downloads">{anchors}</span>'
     caption = f"<figcaption><span>{escape(figure.metric.summary)}</span>{links}</figcaption>"
     return f"<figure{wide}>{figure_svg(figure, styles)}{caption}</figure>"
 

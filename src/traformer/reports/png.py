@@ -1,150 +1,166 @@
-"""Figures drawn by matplotlib, in the style of the page: for PNG files, `tra stretch` and `tra diagnose`."""
+"""SVG figures as PNG files, drawn with matplotlib from the same elements and the same looks as on the page.
+
+It knows what `svg` writes and no more: groups, lines, shapes and texts with the classes of `style`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-from traformer.reports.axes import y_axis
-from traformer.reports.figures import Figure, Series, labels_of
-from traformer.reports.style import MATPLOTLIB_MARKERS, colour, dash, marker
-from traformer.reports.svg import length_text, tick_text
+from traformer.reports.style import LIGHT_THEME, SHAPE_LOOKS, TEXT_LOOKS, Look
 
-DPI = 130
-PANEL = (4.6, 3.5)  # inches
-COLUMNS = 3
-SMALL_COLUMNS = 6
+SCALE = 2.0  # pixels of the file per unit of the SVG
+_DPI = 100
+_POINTS = 72 / _DPI  # per pixel
 
 
-def pyplot() -> Any:
-    """matplotlib without a display."""
-    import matplotlib
+def save_png(svg: str, file: Path, scale: float = SCALE) -> None:
+    """Write an SVG of a report as PNG on a light ground."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    return plt
-
-
-def series_styles(figures: Sequence[Figure]) -> dict[str, int]:
-    return {label: number for number, label in enumerate(labels_of(figures))}
-
-
-def save_figure(figure: Figure, file: Path, styles: Mapping[str, int]) -> None:
-    """One figure as a file; the suffix decides the format."""
-    if figure.is_many:
-        _save_panels(figure, file, styles)
-    else:
-        save_grid([figure], file, styles)
+    root = ElementTree.fromstring(svg)
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    picture = Figure(figsize=(width * scale / _DPI, height * scale / _DPI), dpi=_DPI, facecolor=LIGHT_THEME["ground"])
+    FigureCanvasAgg(picture)
+    _Painter(picture, root, height, scale).paint_all(root, 0.0, 0.0, "")
+    picture.savefig(file)
 
 
-def save_grid(
-    figures: Sequence[Figure], file: Path, styles: Mapping[str, int] | None = None, heading: str = ""
-) -> None:
-    """Several figures side by side, one legend for all."""
-    plt = pyplot()
-    styles = styles or series_styles(figures)
-    columns = min(COLUMNS, len(figures))
-    rows = -(-len(figures) // columns)
-    picture, grid = plt.subplots(
-        rows, columns, figsize=(PANEL[0] * columns + 0.6, PANEL[1] * rows + 0.5), squeeze=False, layout="constrained"
-    )
-    for axes, figure in zip(grid.flat, figures, strict=False):
-        draw(axes, figure, styles)
-    for axes in list(grid.flat)[len(figures) :]:
-        axes.set_visible(False)
-    handles: dict[str, Any] = {}
-    for axes in grid.flat:
-        handles.update({str(label): handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})
-    if handles:
-        ordered = sorted(handles, key=lambda label: styles.get(label, len(styles)))
-        picture.legend(
-            [handles[label] for label in ordered], ordered, loc="outside lower center", ncols=min(6, len(ordered)),
-            fontsize=8, frameon=False,
+class _Painter:
+    """Walks through the elements; coordinates of the SVG become pixels, whose y axis points up."""
+
+    def __init__(self, picture: Any, root: ElementTree.Element, height: float, scale: float) -> None:
+        self.picture, self.height, self.scale = picture, height, scale
+        self.named = {element.attrib["id"]: element for element in root.iter() if "id" in element.attrib}
+        self.order = 0
+
+    def paint_all(self, parent: ElementTree.Element, dx: float, dy: float, own: str) -> None:
+        for element in parent:
+            self.paint(element, dx, dy, own)
+
+    def paint(self, element: ElementTree.Element, dx: float, dy: float, own: str) -> None:
+        """One element, moved by (dx, dy); `own` is the colour of the series it belongs to."""
+        classes = element.attrib.get("class", "").split()
+        if element.tag == "g":
+            if moved := re.match(r"translate\(([-\d.]+),([-\d.]+)\)", element.attrib.get("transform", "")):
+                dx, dy = dx + float(moved[1]), dy + float(moved[2])
+            self.paint_all(element, dx, dy, next((LIGHT_THEME[name] for name in classes if name in LIGHT_THEME), own))
+        elif element.tag == "use":
+            self.paint_all(self.named[element.attrib["href"].removeprefix("#")], dx, dy, own)
+        elif element.tag == "text":
+            look = next((TEXT_LOOKS[name] for name in classes if name in TEXT_LOOKS), TEXT_LOOKS[""])
+            self._text(element, look, dx, dy, own)
+        elif element.tag in _SHAPES:
+            look = [SHAPE_LOOKS[name] for name in classes if name in SHAPE_LOOKS][-1]
+            self._shape(element, look, dx, dy, own)
+
+    def _pixels(self, x: float, y: float) -> tuple[float, float]:
+        return x * self.scale, (self.height - y) * self.scale
+
+    def _text(self, element: ElementTree.Element, look: Look, dx: float, dy: float, own: str) -> None:
+        from matplotlib.text import Text
+
+        x, y = self._pixels(float(element.attrib["x"]) + dx, float(element.attrib["y"]) + dy)
+        anchor = {"end": "right", "middle": "center"}.get(element.attrib.get("text-anchor", ""), "left")
+        text = Text(
+            x, y, element.text or "", color=_colour(look.fill, own), fontsize=look.size * self.scale * _POINTS,
+            fontweight="bold" if look.bold else "normal", ha=anchor, va="baseline", parse_math=False,
         )  # fmt: skip
-    if heading:
-        picture.suptitle(heading, fontsize=12)
-    picture.savefig(file, dpi=DPI)
-    plt.close(picture)
+        self._add(text)
+
+    def _shape(self, element: ElementTree.Element, look: Look, dx: float, dy: float, own: str) -> None:
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Polygon
+
+        given = tuple(float(length) for length in element.attrib.get("stroke-dasharray", "").split())
+        width = look.width * self.scale * _POINTS
+        for points, is_closed in _SHAPES[element.tag](element.attrib):
+            places = [self._pixels(x + dx, y + dy) for x, y in points]
+            if is_closed:
+                fill, stroke = _colour(look.fill, own), _colour(look.stroke, own)
+                self._add(
+                    Polygon(
+                        places,
+                        closed=True,
+                        facecolor=fill or "none",
+                        edgecolor=stroke or "none",
+                        alpha=look.opacity,
+                        linewidth=width if stroke else 0.0,
+                    )
+                )
+                continue
+            line = Line2D(
+                [x for x, _ in places], [y for _, y in places], color=_colour(look.stroke, own), linewidth=width,
+                alpha=look.opacity, solid_capstyle="round" if look.round_ends else "butt", solid_joinstyle="round",
+            )  # fmt: skip
+            strokes = given or look.dash
+            if strokes:
+                line.set_dashes([length / look.width for length in strokes])  # matplotlib counts in line widths
+                line.set_dash_capstyle("round" if look.dash else "butt")
+            self._add(line)
+
+    def _add(self, artist: Any) -> None:
+        from matplotlib.transforms import IdentityTransform
+
+        artist.set_transform(IdentityTransform())
+        self.order += 1
+        artist.set_zorder(self.order)
+        self.picture.add_artist(artist)
 
 
-def _save_panels(figure: Figure, file: Path, styles: Mapping[str, int]) -> None:
-    """A panel per method, the others in grey behind it."""
-    plt = pyplot()
-    ranked = [series for series in figure.ranked() if series.drawn]
-    rows = -(-len(ranked) // SMALL_COLUMNS)
-    picture, grid = plt.subplots(
-        rows, SMALL_COLUMNS, figsize=(13, 1.7 * rows + 0.6), squeeze=False, sharex=True, sharey=True,
-        layout="constrained",
-    )  # fmt: skip
-    for axes, series in zip(grid.flat, ranked, strict=False):
-        for other in ranked:
-            if other is not series:
-                points = other.drawn
-                axes.plot([p.x for p in points], [p.height for p in points], color="#d0d7de", linewidth=0.8, zorder=1)
-        _set_axes(axes, figure)
-        _draw_series(axes, figure, series, styles[series.label])
-        axes.set_title(series.label, fontsize=9, loc="left")
-    for axes in list(grid.flat)[len(ranked) :]:
-        axes.set_visible(False)
-    picture.suptitle(figure.title, fontsize=11)
-    picture.savefig(file, dpi=DPI)
-    plt.close(picture)
+def _colour(name: str | None, own: str) -> str | None:
+    return None if name is None else own if name == "own" else LIGHT_THEME[name]
 
 
-def draw(axes: Any, figure: Figure, styles: Mapping[str, int]) -> None:
-    """One figure into matplotlib's axes."""
-    _set_axes(axes, figure)
-    for series in figure.series:
-        if series.drawn:
-            _draw_series(axes, figure, series, styles[series.label])
-    axes.set_title(figure.title, fontsize=10, loc="left")
-    axes.set_xlabel(figure.x_label, fontsize=9)
+# Element -> its outlines: points, and whether they enclose an area --------------------------------------------------
+
+Outline = tuple[list[tuple[float, float]], bool]
 
 
-def _set_axes(axes: Any, figure: Figure) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
-
-    if figure.log_x:
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: length_text(value)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        places = [x for x, _ in figure.places]
-        if len(places) <= 8:
-            axes.xaxis.set_major_locator(FixedLocator(places))
-    if figure.metric.scale == "share":
-        axes.set_ylim(-0.03, 1.03)
-    elif figure.metric.scale == "log" and all((p.height or 0) > 0 for s in figure.series for p in s.drawn):
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_locator(FixedLocator(y_axis(figure, 0, 1).ticks))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(figure, value)))
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.3)
-    if figure.edge is not None:
-        axes.axvline(figure.edge, color="#1b1f24", linewidth=1.2)
-    chance = sorted({(p.x, p.chance) for s in figure.series for p in s.points if p.chance is not None})
-    if chance:
-        axes.plot(*zip(*chance, strict=True), color="#57606a", linestyle=":", linewidth=1.4, label="chance")
+def _pairs(text: str) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in (pair.split(",") for pair in text.split())]
 
 
-def _draw_series(axes: Any, figure: Figure, series: Series, style: int) -> None:
-    points = series.drawn
-    xs, heights = [p.x for p in points], [p.height for p in points]
-    strokes = dash(style)
-    axes.plot(
-        xs, heights, color=colour(style), label=series.label, linewidth=1.7, markersize=4.5, zorder=3,
-        linestyle=(0, tuple(length / 2 for length in strokes)) if strokes else "-",
-        marker=MATPLOTLIB_MARKERS[marker(style)] if len(points) <= 40 else None,
-    )  # fmt: skip
-    ends = [(p.x, p.low, p.high) for p in points if p.seeds > 1 and p.low is not None and p.high is not None]
-    if ends:
-        axes.fill_between(*zip(*ends, strict=True), color=colour(style), alpha=0.16, linewidth=0, zorder=2)
-    if figure.metric.scale == "log":
-        for point in points:
-            if point.value == 0 and point.high:  # none seen: the true value is somewhere below the bound
-                axes.annotate(
-                    "", (point.x, point.high / 2), (point.x, point.high),
-                    arrowprops={"arrowstyle": "->", "color": colour(style)},
-                )  # fmt: skip
+def _line(attributes: dict[str, str]) -> list[Outline]:
+    x1, x2, y1, y2 = (float(attributes[name]) for name in ("x1", "x2", "y1", "y2"))
+    return [([(x1, y1), (x2, y2)], False)]
+
+
+def _rect(attributes: dict[str, str]) -> list[Outline]:
+    x, y, width, height = (float(attributes[name]) for name in ("x", "y", "width", "height"))
+    return [([(x, y), (x + width, y), (x + width, y + height), (x, y + height)], True)]
+
+
+def _circle(attributes: dict[str, str]) -> list[Outline]:
+    import math
+
+    x, y, r = (float(attributes[name]) for name in ("cx", "cy", "r"))
+    turns = [2 * math.pi * step / 24 for step in range(24)]
+    return [([(x + r * math.cos(turn), y + r * math.sin(turn)) for turn in turns], True)]
+
+
+def _path(attributes: dict[str, str]) -> list[Outline]:
+    """Moves and lines: M is absolute, l and m are relative."""
+    outlines: list[Outline] = []
+    x = y = 0.0
+    for command, arguments in re.findall(r"([Mml])([^Mml]*)", attributes["d"]):
+        a, b = map(float, arguments.split())
+        before = (x, y)
+        x, y = (a, b) if command == "M" else (x + a, y + b)
+        if command == "l":
+            outlines.append(([before, (x, y)], False))
+    return outlines
+
+
+_SHAPES = {
+    "line": _line,
+    "rect": _rect,
+    "circle": _circle,
+    "path": _path,
+    "polyline": lambda attributes: [(_pairs(attributes["points"]), False)],
+    "polygon": lambda attributes: [(_pairs(attributes["points"]), True)],
+}

@@ -13,9 +13,12 @@ from traformer.methods import label_of
 from traformer.reports.collect import display_split, display_task, measured_runs
 from traformer.reports.figures import figures
 from traformer.reports.markdown import code_block, quote
-from traformer.reports.png import save_grid
+from traformer.reports.page import page_styles
+from traformer.reports.png import save_png
+from traformer.reports.svg import grid_svg, standalone
 from traformer.runs.measurements import Measurement, write_rows
 from traformer.runs.metrics import METRICS, metric_named
+from traformer.storage import write_atomically
 
 Measured = Mapping[str, Sequence[Measurement]]  # run -> measurements
 _DRAWN = ("exact_match", "error_per_read", "keys_read", "microseconds_per_token")
@@ -103,14 +106,12 @@ def stretch_markdown(measured: Measured, command: str, versions: Mapping[str, st
 
 def write_stretch(measured: Measured, folder: Path, command: str, versions: Mapping[str, str]) -> list[Path]:
     """stretch.json, stretch.md, stretch.png and stretch.svg."""
-    from traformer.storage import write_atomically
-
     rows = [{"run": run, **one.to_row()} for run, found in measured.items() for one in found]
     write_rows(folder / "stretch.json", rows)
     write_atomically(folder / "stretch.md", stretch_markdown(measured, command, versions))
     runs = measured_runs({run: list(found) for run, found in measured.items()})
     drawn = [one for one in figures(runs) if one.section == "stretch" and one.metric.name in _DRAWN]
-    files = [folder / "stretch.png", folder / "stretch.svg"]
-    for file in files:
-        save_grid(drawn, file, heading=title(measured))
-    return [folder / "stretch.json", folder / "stretch.md", *files]
+    svg = grid_svg(drawn, page_styles(drawn), title(measured))
+    write_atomically(folder / "stretch.svg", standalone(svg))
+    save_png(svg, folder / "stretch.png")
+    return [folder / f"stretch.{suffix}" for suffix in ("json", "md", "png", "svg")]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from traformer.methods import ABLATION, EXTENSION, METHODS, TRA
+
 # Okabe and Ito's colours, which colour-blind readers can tell apart, and the same lightened for a dark ground.
 LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#7a6a00", "#555555")
 DARK = ("#56b4e9", "#ff9a4d", "#3ecf9f", "#e08fc0", "#e0cf4f", "#bbbbbb")
 # Markers and dashes tell the series apart where colours do not.
 MARKERS = ("circle", "square", "triangle", "diamond", "cross")
-MATPLOTLIB_MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "cross": "x"}
 DASHES: tuple[tuple[float, ...], ...] = ((), (7, 4), (2, 4), (10, 4, 2, 4), (4, 3, 1, 3))
 
 
-def colour(style: int) -> str:
-    """On a light ground; `style` numbers a series over a whole report."""
-    return LIGHT[style % len(LIGHT)]
-
-
 def marker(style: int) -> str:
+    """Of a series; `style` numbers them over a whole report."""
     return MARKERS[style % len(MARKERS)]
 
 
@@ -25,42 +25,101 @@ def dash(style: int) -> tuple[float, ...]:
     return DASHES[style % len(DASHES)]
 
 
-def _palette(colours: tuple[str, ...]) -> str:
-    return ";".join(f"--s{number}:{value}" for number, value in enumerate(colours))
+def family_style(attention: str) -> int:
+    """Where each of many methods has a panel of its own: one look for TRA's family and one for all others."""
+    return 0 if attention in METHODS and METHODS[attention].kind in (TRA, ABLATION, EXTENSION) else 1
 
 
-LIGHT_THEME = (
-    "--ground:#fff;--ink:#1b1f24;--soft:#57606a;--rule:#d0d7de;--wash:#f6f8fa;--beyond:#f3efe6;--bar:#0072b222;"
-    "--good:#116329;--bad:#a40e26;--link:#0550ae;" + _palette(LIGHT)
-)
-DARK_THEME = (
-    "--ground:#0f1419;--ink:#e6e9ec;--soft:#9aa4ae;--rule:#323a43;--wash:#182028;--beyond:#1d2229;--bar:#56b4e933;"
-    "--good:#7ee2a8;--bad:#ff9a9a;--link:#79b8ff;" + _palette(DARK)
-)
+def _palette(colours: tuple[str, ...]) -> dict[str, str]:
+    return {f"s{number}": value for number, value in enumerate(colours)}
+
+
+LIGHT_THEME = {
+    "ground": "#ffffff", "ink": "#1b1f24", "soft": "#57606a", "rule": "#d0d7de", "wash": "#f6f8fa", "beyond": "#f3efe6",
+    "bar": "#0072b222", "good": "#116329", "bad": "#a40e26", "link": "#0550ae", **_palette(LIGHT),
+}  # fmt: skip
+DARK_THEME = {
+    "ground": "#0f1419", "ink": "#e6e9ec", "soft": "#9aa4ae", "rule": "#323a43", "wash": "#182028", "beyond": "#1d2229",
+    "bar": "#56b4e933", "good": "#7ee2a8", "bad": "#ff9a9a", "link": "#79b8ff", **_palette(DARK),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Look:
+    """How elements of a class are drawn, in the page's SVG and in PNG files alike.
+
+    Colours are names of a theme, or "own" for the colour of the series.
+    """
+
+    fill: str | None = None
+    stroke: str | None = None
+    width: float = 1.0
+    opacity: float = 1.0
+    dash: tuple[float, ...] = ()
+    round_ends: bool = False
+    size: float = 12.0  # of text, in pixels
+    bold: bool = False
+
+
+# By class; of an element with several, the last one that is listed here.
+TEXT_LOOKS = {
+    "": Look(fill="ink"),
+    "plot-title": Look(fill="ink", size=14, bold=True),
+    "tick": Look(fill="soft", size=11),
+    "axis-title": Look(fill="soft", size=11),
+    "note": Look(fill="soft", size=11),
+    "label": Look(fill="own", size=12.5, bold=True),
+}
+SHAPE_LOOKS = {
+    "grid": Look(stroke="rule", opacity=0.7),
+    "axis": Look(stroke="soft"),
+    "beyond": Look(fill="beyond"),
+    "trained": Look(stroke="ink", width=1.6),
+    "chance": Look(stroke="soft", width=1.6, dash=(1, 4), round_ends=True),
+    "others": Look(stroke="rule"),
+    "line": Look(stroke="own", width=2.4, round_ends=True),
+    "band": Look(fill="own", opacity=0.16),
+    "interval": Look(stroke="own", width=5, opacity=0.28, round_ends=True),
+    "marker": Look(fill="own", stroke="ground", width=1.2),
+    "open": Look(stroke="own", width=2.2),
+    "bound": Look(fill="ground", stroke="own", width=1.8),
+}
+
+
+def variables(theme: Mapping[str, str]) -> str:
+    """A theme as CSS."""
+    return ";".join(f"--{name}:{value}" for name, value in theme.items())
+
+
+def _css(look: Look) -> str:
+    def paint(name: str | None) -> str:
+        return "none" if name is None else "currentColor" if name == "own" else f"var(--{name})"
+
+    parts = [f"fill:{paint(look.fill)}", f"stroke:{paint(look.stroke)}"]
+    parts += [f"stroke-width:{look.width:g}"] if look.stroke else []
+    parts += [f"opacity:{look.opacity:g}"] if look.opacity != 1 else []
+    parts += ["stroke-dasharray:" + " ".join(f"{length:g}" for length in look.dash)] if look.dash else []
+    parts += ["stroke-linejoin:round"] if look.round_ends else []
+    parts += ["stroke-linecap:round"] if look.round_ends and look.dash else []
+    return ";".join(parts)
+
+
+def _text_css(look: Look) -> str:
+    weight = 650 if look.bold else 400
+    return f'{_css(look)};font:{weight} {look.size:g}px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif'
+
 
 # Of the plots alone: in the page and within each SVG file.
-PLOT_STYLE = """
-.plot text{fill:var(--ink);font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-.plot .plot-title{font-size:14px;font-weight:650}
-.plot .tick,.plot .axis-title,.plot .note{fill:var(--soft);font-size:11px}
-.grid{stroke:var(--rule);stroke-width:1;opacity:.7}
-.axis{stroke:var(--soft);stroke-width:1}
-.beyond{fill:var(--beyond)}
-.trained{stroke:var(--ink);stroke-width:1.6}
-.chance{fill:none;stroke:var(--soft);stroke-width:1.6;stroke-dasharray:1 4;stroke-linecap:round}
-.others{fill:none;stroke:var(--rule);stroke-width:1}
-.line{fill:none;stroke:currentColor;stroke-width:2.4;stroke-linejoin:round}
-.band{fill:currentColor;opacity:.16;stroke:none}
-.interval{stroke:currentColor;stroke-width:5;opacity:.28;stroke-linecap:round}
-.marker{fill:currentColor;stroke:var(--ground);stroke-width:1.2}
-.marker.open{fill:none;stroke:currentColor;stroke-width:2.2}
-.marker.bound{fill:var(--ground);stroke:currentColor;stroke-width:1.8}
-.plot .label{fill:currentColor;font-weight:650;font-size:12.5px}
-.s0{color:var(--s0)}.s1{color:var(--s1)}.s2{color:var(--s2)}.s3{color:var(--s3)}.s4{color:var(--s4)}.s5{color:var(--s5)}
-"""
+PLOT_STYLE = "\n".join(
+    [
+        *(f".{name}{{{_css(look)}}}" for name, look in SHAPE_LOOKS.items()),
+        *(f".plot {f'.{name}' if name else 'text'}{{{_text_css(look)}}}" for name, look in TEXT_LOOKS.items()),
+        *(f".s{number}{{color:var(--s{number})}}" for number in range(len(LIGHT))),
+    ]
+)
 
 PAGE_STYLE = (
-    f":root{{{LIGHT_THEME}}}\n@media (prefers-color-scheme:dark){{:root{{{DARK_THEME}}}}}"
+    f":root{{{variables(LIGHT_THEME)}}}\n@media (prefers-color-scheme:dark){{:root{{{variables(DARK_THEME)}}}}}"
     + """
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--ink);
@@ -78,6 +137,8 @@ a{color:var(--link)}
 figure{margin:0;min-width:0}
 figure.wide{grid-column:1/-1}
 figcaption{font-size:.85rem;color:var(--soft);margin:4px 2px 0;display:flex;flex-wrap:wrap;gap:2px 14px}
+.downloads{white-space:nowrap}
+.downloads a{margin-right:10px}
 .plot{width:100%;height:auto;background:var(--ground);border:1px solid var(--rule);border-radius:8px;padding:6px}
 .plots>figure:only-child:not(.wide){grid-column:1/-1;max-width:680px}
 details{margin:10px 0}

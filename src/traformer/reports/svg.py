@@ -7,7 +7,7 @@ from html import escape
 
 from traformer.reports.axes import Axis, spread, x_axis, y_axis
 from traformer.reports.figures import Figure, Point, Series
-from traformer.reports.style import LIGHT_THEME, PLOT_STYLE, dash, marker
+from traformer.reports.style import LIGHT_THEME, PLOT_STYLE, dash, family_style, marker, variables
 
 WIDTH, HEIGHT = 420, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 62, 48, 46
@@ -20,14 +20,31 @@ SMALL_LEFT, SMALL_TOP, SMALL_BOTTOM, SMALL_RIGHT = 40, 26, 24, 10
 
 def figure_svg(figure: Figure, styles: Mapping[str, int]) -> str:
     """One figure. `styles` numbers the series over the whole page, so that a method always looks the same."""
-    return _panels(figure, styles) if figure.is_many else _plot(figure, styles)
+    return _panels(figure) if figure.is_many else _plot(figure, styles)
 
 
 def standalone(svg: str) -> str:
     """The same as a file of its own: a light ground and its own style sheet."""
-    head = f"<style>:root,svg{{{LIGHT_THEME};background:#fff}}{PLOT_STYLE}</style>"
+    head = f"<style>:root,svg{{{variables(LIGHT_THEME)};background:#fff}}{PLOT_STYLE}</style>"
     first, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{first} xmlns="http://www.w3.org/2000/svg">{head}{rest}\n'
+
+
+def grid_svg(figures: Sequence[Figure], styles: Mapping[str, int], heading: str = "", columns: int = 3) -> str:
+    """Several figures side by side in one picture."""
+    shown = [figure for figure in figures if any(series.drawn for series in figure.series)]
+    widest = max((_width(figure) for figure in shown), default=WIDTH)
+    top = 36 if heading else 0
+    columns = max(1, min(columns, len(shown)))
+    width, height = columns * widest, top + -(-len(shown) // columns) * HEIGHT
+    parts = [f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(heading)}">']
+    if heading:
+        parts.append(f'<text class="plot-title" x="12" y="24">{escape(heading)}</text>')
+    for place, figure in enumerate(shown):
+        left, down = place % columns * widest, top + place // columns * HEIGHT
+        inside = _plot(figure, styles).split(">", 1)[1].removesuffix("</svg>")
+        parts.append(f'<g transform="translate({left},{down})">{inside}</g>')
+    return "\n".join([*parts, "</svg>"])
 
 
 def _plot(figure: Figure, styles: Mapping[str, int]) -> str:
@@ -49,8 +66,7 @@ def _plot(figure: Figure, styles: Mapping[str, int]) -> str:
             parts.append(f'<text class="note" x="{trained + 5:.1f}" y="{TOP - 6}">never trained on →</text>')
     parts += _chance(figure, x, y, bottom)
     shown = [series for series in figure.series if series.drawn]
-    ends = [y.at(series.drawn[-1].height or 0.0) for series in shown]
-    for series, label_y in zip(shown, spread(ends, 15, TOP + 4, bottom), strict=True):
+    for series, label_y in zip(shown, _label_places(shown, y, bottom), strict=True):
         parts += _series(figure, series, styles[series.label], x, y)
         place = f'x="{x.at(series.drawn[-1].x) + LABEL_GAP:.1f}" y="{label_y + 4:.1f}"'
         parts.append(f'<text class="label" {place}>{escape(_short(series.label))}</text></g>')
@@ -58,8 +74,19 @@ def _plot(figure: Figure, styles: Mapping[str, int]) -> str:
     return "\n".join(parts)
 
 
-def _panels(figure: Figure, styles: Mapping[str, int]) -> str:
-    """A panel per method, the best first; the others are grey lines behind it, so that each can be compared."""
+def _label_places(shown: Sequence[Series], y: Axis, bottom: float) -> list[float]:
+    """Where the labels of lines go: at their ends, moved apart where lines end at the same place."""
+    places = [0.0] * len(shown)
+    for end in {series.drawn[-1].x for series in shown}:
+        here = [number for number, series in enumerate(shown) if series.drawn[-1].x == end]
+        heights = [y.at(shown[number].drawn[-1].height or 0.0) for number in here]
+        for number, place in zip(here, spread(heights, 15, TOP + 4, bottom), strict=True):
+            places[number] = place
+    return places
+
+
+def _panels(figure: Figure) -> str:
+    """A panel per method, the best first; all methods are grey lines behind it, so that each can be compared."""
     ranked = [series for series in figure.ranked() if series.drawn]
     rows = -(-len(ranked) // SMALL_COLUMNS)
     width, height = SMALL_COLUMNS * SMALL_WIDTH, 34 + rows * SMALL_HEIGHT + 22
@@ -72,25 +99,27 @@ def _panels(figure: Figure, styles: Mapping[str, int]) -> str:
     ends = Axis(x.at, [x.ticks[0], x.ticks[-1]] if len(x.ticks) > 1 else x.ticks)
     sides = Axis(y.at, [y.ticks[0], y.ticks[-1]] if len(y.ticks) > 1 else y.ticks)
     bottom, edge = SMALL_HEIGHT - SMALL_BOTTOM, SMALL_WIDTH - SMALL_RIGHT
+    # Every panel has the same background, so it is written once.
+    background = f"all-{figure.name}"
+    lines = "".join(f'<polyline class="others" points="{_line(series.drawn, x, y)}"/>' for series in ranked)
+    parts.append(f'<defs><g id="{background}">{lines}</g></defs>')
     for place, series in enumerate(ranked):
         left, top = place % SMALL_COLUMNS * SMALL_WIDTH, 34 + place // SMALL_COLUMNS * SMALL_HEIGHT
         parts.append(f'<g transform="translate({left},{top})">')
         parts += _beyond(figure, x, edge, SMALL_TOP, bottom)
         parts += _grid(figure, ends, sides, SMALL_LEFT, edge, bottom)
-        for other in ranked:
-            if other is not series:
-                parts.append(f'<polyline class="others" points="{_line(other.drawn, x, y)}"/>')
+        parts.append(f'<use href="#{background}"/>')
         if figure.edge is not None:
             trained = x.at(figure.edge)
             parts.append(
                 f'<line class="trained" x1="{trained:.1f}" x2="{trained:.1f}" y1="{SMALL_TOP}" y2="{bottom}"/>'
             )
         parts += _chance(figure, x, y, bottom, named=False)
-        parts += [*_series(figure, series, styles[series.label], x, y, radius=2.8), "</g>"]
+        parts += [*_series(figure, series, family_style(series.attention), x, y, radius=2.8, dashed=False), "</g>"]
         parts.append(f'<text x="{SMALL_LEFT}" y="{SMALL_TOP - 8}">{escape(series.label[:26])}</text></g>')
     parts.append(
-        f'<text class="axis-title" x="8" y="{height - 7}">{escape(axis_title(figure))}; in grey the other methods; '
-        "the best first</text></svg>"
+        f'<text class="axis-title" x="8" y="{height - 7}">{escape(axis_title(figure))}; in grey all methods; '
+        "in blue TRA's family; the best first</text></svg>"
     )
     return "\n".join(parts)
 
@@ -168,11 +197,13 @@ def _line(points: Sequence[Point], x: Axis, y: Axis) -> str:
     return " ".join(f"{x.at(point.x):.1f},{y.at(point.height or 0.0):.1f}" for point in points)
 
 
-def _series(figure: Figure, series: Series, style: int, x: Axis, y: Axis, radius: float = 4.2) -> list[str]:
+def _series(
+    figure: Figure, series: Series, style: int, x: Axis, y: Axis, radius: float = 4.2, dashed: bool = True
+) -> list[str]:
     """Band or intervals, line and markers; the group is left open for a label."""
     points = series.drawn
     parts = [f'<g class="series s{style % 6}">', *_spread_of(points, figure, x, y)]
-    strokes = " ".join(f"{length:g}" for length in dash(style))
+    strokes = " ".join(f"{length:g}" for length in dash(style)) if dashed else ""
     drawn_dash = f' stroke-dasharray="{strokes}"' if strokes else ""
     parts.append(f'<polyline class="line" points="{_line(points, x, y)}"{drawn_dash}/>')
     if len(points) > 40:  # a curve: markers would hide it
@@ -240,7 +271,7 @@ def legend(styles: Mapping[str, int]) -> str:
             f'<line class="line" x1="2" x2="42" y1="7" y2="7"{stroke}/>{marker_svg(style, 22, 7)}</svg>'
             f"{escape(label)}</span>"
         )
-    return f'<p class="legend">{"".join(items)}</p>'
+    return f'<p class="legend">{"".join(items)}</p>' if items else ""
 
 
 def point_text(figure: Figure, series: Series, point: Point) -> str:

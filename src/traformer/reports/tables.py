@@ -14,6 +14,7 @@ from traformer.reports.collect import display_split, display_task
 from traformer.reports.figures import MANY, Figure, Point, labels_of
 from traformer.runs.metrics import Metric
 
+NAMED = 5  # of many methods, in a sentence
 PLACES = {"length": "length", "place": "place", "distance": "distance"}
 
 
@@ -158,6 +159,12 @@ def sample_text(figures: Sequence[Figure]) -> str:
     return f"{what}; {counted} sequences per length and run." if counted else f"{what}."
 
 
+def _named_in_findings(figures: Sequence[Figure]) -> list[str]:
+    """All methods; of many the best ones of the first split."""
+    labels = labels_of(figures)
+    return labels if len(labels) <= MANY else [series.label for series in figures[0].ranked()[:NAMED]]
+
+
 def findings(figures: Sequence[Figure]) -> list[str]:
     """One sentence per task and headline: how each method does at the farthest place. The reader judges."""
     sentences = []
@@ -168,7 +175,7 @@ def findings(figures: Sequence[Figure]) -> list[str]:
             continue
         metric, last = members[0].metric, max(x for figure in members for x, _ in figure.places)
         parts = []
-        for label in labels_of([figure.without_variants() for figure in members]):
+        for label in _named_in_findings(members):
             values = [
                 metric.text(point.value) + (f" {display_split(figure.split)}" if len(members) > 1 else "")
                 for figure in members
@@ -178,6 +185,8 @@ def findings(figures: Sequence[Figure]) -> list[str]:
             ]
             if values:
                 parts.append(f"{label} {', '.join(values)}")
+        left_out = len(labels_of(members)) - len(parts)
+        parts += [f"{left_out} more below"] if left_out > 0 else []
         where = f"{last:,.0f}" + (f" ({factor_text(last / train_length)}x)" if train_length else "")
         far = ", read in chunks" if section == "stretch" else ""
         sentences.append(

@@ -38,16 +38,17 @@ def write_report(
 
 def write_figures(drawn: Sequence[Figure], out: Path, names: dict[int, str]) -> None:
     """Each figure as PNG, SVG and CSV in a folder beside the page."""
-    from traformer.reports.png import save_figure
+    from traformer.reports.png import save_png
 
     folder = figure_folder(out)
     folder.mkdir(parents=True, exist_ok=True)
     styles = page_styles(drawn)
     for place, figure in enumerate(drawn):
         file = folder / names[place]
-        write_atomically(file.with_name(f"{file.name}.svg"), standalone(figure_svg(figure, styles)))
+        svg = figure_svg(figure, styles)
+        write_atomically(file.with_name(f"{file.name}.svg"), standalone(svg))
         write_atomically(file.with_name(f"{file.name}.csv"), figure_csv(figure))
-        save_figure(figure, file.with_name(f"{file.name}.png"), styles)
+        save_png(svg, file.with_name(f"{file.name}.png"))
 
 
 def default_title(drawn: Sequence[Figure]) -> str:
