@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,7 +17,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import traformer
+from traformer.cli import main
 from traformer.errors import InputError
+from traformer.runs.measurements import ResultStore
 from traformer.tasks import (
     TASKS,
     Copy,
@@ -23,7 +30,9 @@ from traformer.tasks import (
     Task,
     build_task,
     parse_lengths,
+    rng,
 )
+from traformer.tasks.base import Arrays, best_constant_answer, draw_lengths
 
 EVERY_TASK = [
     FlipFlop(length=32),
@@ -241,3 +250,116 @@ def test_every_task_says_what_it_is() -> None:
 def test_names_need_no_torch() -> None:
     code = "import sys, traformer.tasks as t; [c.label for c in t.TASKS.values()]; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# A task is one file and one entry -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity(Task):
+    """The parity of a string of bits: everything a task has to define."""
+
+    max_length: int = 8
+    min_length: int = 1
+
+    name: ClassVar[str] = "parity"
+    label: ClassVar[str] = "Parity"
+
+    def _token_names(self) -> tuple[str, ...]:
+        return ("<pad>", "0", "1", "=")
+
+    @property
+    def sequence_length(self) -> int:
+        return self.max_length + 2
+
+    @property
+    def length_range(self) -> tuple[int, int]:
+        return self.min_length, self.max_length
+
+    def _stream(self) -> tuple[int, ...]:
+        return self.length_range
+
+    def at_length(self, shortest: int, longest: int) -> Parity:
+        return dataclasses.replace(self, min_length=shortest, max_length=longest)
+
+    def default_test_lengths(self) -> list[tuple[int, int]]:
+        return [(self.max_length, self.max_length)]
+
+    def _generate(self, keys: rng.Words) -> Arrays:
+        lengths = draw_lengths(keys, 0, self.min_length, self.max_length)
+        count, longest = len(keys), int(lengths.max())
+        bits = rng.below(rng.draw_row(keys, 1, longest), 2)
+        place = np.arange(longest + 2)
+        inside = np.arange(longest) < lengths[:, None]
+        ids = np.zeros((count, longest + 2), dtype=np.int64)
+        ids[:, :longest] = np.where(inside, bits + 1, 0)
+        np.copyto(ids, 3, where=place == lengths[:, None])
+        answers = place == lengths[:, None] + 1
+        np.copyto(ids, 1 + ((bits * inside).sum(axis=1) % 2)[:, None], where=answers)
+        return Arrays(ids, answers, np.full_like(ids, -1), lengths + 2)
+
+
+def test_a_task_is_one_class_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Trained, measured and reported under its own label, with chance, by its name alone."""
+    monkeypatch.setitem(TASKS, "parity", Parity)
+    run = str(tmp_path / "run")
+    size = ["--preset", "tiny", "--layers", "1", "--width", "16", "--heads", "2", "--threads", "1"]
+    assert main(["train", "--task", "parity", *size, "--steps", "2", "--batch-size", "4", "--out", run]) == 0
+    assert main(["eval", run, "--lengths", "8,16", "--examples", "8", "--threads", "1"]) == 0
+    assert main(["stretch", run, "--lengths", "32", "--examples", "2", "--threads", "1"]) == 0
+    assert main(["report", run]) == 0
+    assert "Parity, trained to 8: exact match" in capsys.readouterr().out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert ">Parity: exact match<" in page and "the most frequent answer token, always" in page
+    found = ResultStore(run).read()
+    assert {one.metric for one in found} >= {"exact_match", "token_accuracy", "keys_read"}
+    assert all(0.4 < one.chance < 0.6 for one in found if one.metric == "exact_match")
+
+
+def test_a_new_task_has_a_stream_of_its_own_and_old_ones_keep_theirs() -> None:
+    assert Parity().stream is None and Parity().stream_key(0) != dataclasses.replace(Parity(), max_length=9).stream_key(
+        0
+    )
+    assert rng.name_key("parity") != rng.name_key("copy")
+    assert {task.stream for task in TASKS.values() if task.stream} == {1, 2, 3, 4, 5, 6}
+
+
+def test_no_other_module_asks_which_task_it_has() -> None:
+    """What differs between tasks is theirs to say; experiments, benchmarks and defaults name tasks to run."""
+    source = Path(traformer.__file__).parent
+    names = "|".join(TASKS)
+    asking = re.compile(rf'\b(task|tasks|name)\b[^"\n]*(==|!=) *"({names})"|\btask in \(|isinstance\([^)]*\bText\)')
+    for folder in ("evaluation", "reports", "runs", "training", "models", "sweeps", "commands"):
+        for file in sorted((source / folder).rglob("*.py")):
+            found = [line for line in file.read_text().splitlines() if asking.search(line)]
+            assert not found, f"{file.name}: {found}"
+
+
+@every_task
+def test_chance_of_every_accuracy(task: Task) -> None:
+    """A probability, and never above what the best constant answer or the task's own guess can reach."""
+    for metric in ("exact_match", "token_accuracy"):
+        chance = task.chance(metric)
+        assert chance is not None and 0 <= chance <= 1
+    assert type(task).guess
+
+
+def test_best_constant_answer_is_counted() -> None:
+    ids = np.array([[9, 4, 4], [9, 4, 5], [9, 5, 0]])
+    answers = np.array([[False, True, True], [False, True, True], [False, True, False]])
+    arrays = Arrays(ids, answers, np.full_like(ids, -1), np.array([3, 3, 2]))
+    assert best_constant_answer(arrays, "token_accuracy") == 3 / 5
+    assert best_constant_answer(arrays, "exact_match") == 1 / 3
+
+
+def test_chance_of_instructions_is_that_of_guessing_symbols() -> None:
+    task = Instructions(min_length=2, max_length=2, instructions=("copy", "first"), symbols=4)
+    assert task.chance() == pytest.approx((1 / 16 + 1 / 4) / 2)
+    assert task.group_chance("exact_match", "copy") == 1 / 16 and task.group_chance("exact_match", "first") == 1 / 4
+    assert task.group_chance("token_accuracy", "first") == pytest.approx((1 / 4 + 1) / 2)
+
+
+def test_the_keys_that_decide_an_answer() -> None:
+    sources = torch.tensor([5, 9])
+    assert FlipFlop().deciding_keys(sources).tolist() == [[4, 5], [8, 9]]
+    assert Copy().deciding_keys(sources).tolist() == [[5], [9]]

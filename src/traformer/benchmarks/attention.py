@@ -177,29 +177,19 @@ def from_run(folder: Path, length: int) -> tuple[Any, ...]:
     """What the last layer of a trained model hands to its attention, on its own task's test at this length."""
     import torch
 
-    from traformer.layers import threshold_relative as layer
     from traformer.models.from_run import load_run
+    from traformer.models.observe import observe
 
     model, task, _, _ = load_run(folder, device="cpu")
-    seen: list[tuple[Any, ...]] = []
-    original = layer.threshold_relative_attention
-
-    def record(q: Any, k: Any, v: Any, log_decay: Any, **options: Any) -> Any:
-        seen.append((q.detach(), k.detach(), v.detach(), log_decay.detach()))
-        return original(q, k, v, log_decay, **options)
-
-    layer.threshold_relative_attention = record
-    try:
-        with torch.no_grad():
-            if task.sequence_length < length:
-                task = task.at_length(length, length)
-            ids = task.examples(seed=task.test_seed(0), start=0, count=max(1, 8192 // length)).input_ids
-            model(input_ids=ids[:, :length])
-    finally:
-        layer.threshold_relative_attention = original
-    if not seen:
+    if task.sequence_length < length:
+        task = task.at_length(length, length)
+    ids = task.examples(seed=task.test_seed(0), start=0, count=max(1, 8192 // length)).input_ids
+    with torch.no_grad(), observe(model) as trace:
+        model(input_ids=ids[:, :length])
+        operands = next((found for seen in reversed(trace) if (found := seen.operands()) is not None), None)
+    if operands is None:
         raise InputError(f"{folder} holds a model without threshold relative attention; give a run of attention 'tra'")
-    return seen[-1]
+    return operands
 
 
 def callables(inputs: tuple[Any, ...], passes: str, quadratic: bool) -> dict[str, Callable[[], Any]]:

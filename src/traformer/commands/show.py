@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from traformer.tasks import build_task, length_setting
+    from traformer.tasks import build_task, length_setting, task_class
 
     options = options_once("--task-option", args.task_option)
     if args.length is not None:
@@ -36,10 +36,8 @@ def main(args: argparse.Namespace) -> None:
         if name in options:
             raise InputError(f"--length and --task-option {name} set the same; give one of them")
         options[name] = args.length
-    if args.task == "text" and not options.get("data"):
-        from traformer.data.corpus import DEFAULT_NOTE
-
-        say(DEFAULT_NOTE)
+    if notice := task_class(args.task).notice(options):
+        say(notice)
     task = build_task(args.task, options)
     batch = task.examples(seed=args.seed, start=args.start, count=args.examples)
     console = Console(highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError
@@ -35,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
             "--jobs is for this machine's processes; on Ray the cluster's resources decide, so leave it out"
         )
     more = getattr(module, "next_cells", None)
-    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None), args.ray, more)
+    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None), args.ray, more, module)
 
 
 def run_and_report(
@@ -45,17 +46,19 @@ def run_and_report(
     title: str | None,
     ray: str | None = None,
     next_cells: Callable[[Path, list[str]], list] | None = None,
+    experiment: ModuleType | None = None,
 ) -> int:
     """Run the sweep, print its table, write its page; 1 if a cell failed.
 
     `next_cells(out, failed)`: the cells that can run now, where later cells depend on what earlier ones measured (a
     rate is chosen, then the table runs with it). It is asked again until it has none left; `failed` names the cells
-    that failed and are not tried again.
+    that failed and are not tried again. The hypotheses of `experiment`, if it has any, are printed with their outcomes.
     """
     import time
 
     from traformer.reports.collect import collect
-    from traformer.reports.terminal import comparison_table
+    from traformer.reports.terminal import comparison_table, verdict_tables
+    from traformer.reports.verdicts import verdicts_of
     from traformer.reports.write import write_report
     from traformer.sweeps.local import run_sweep
     from traformer.sweeps.overview import Overview, duration
@@ -76,7 +79,8 @@ def run_and_report(
         print(f"failed: {state.cell.name}: {state.message}")
     if len(failed) < len(states):
         runs = collect([out])
-        show(*comparison_table(runs), width=140)
-        page = write_report(runs, out, title)
+        verdicts = verdicts_of(experiment, out) if experiment else []
+        show(*comparison_table(runs), *verdict_tables(verdicts), width=140)
+        page = write_report(runs, out, title, verdicts)
         print(f"{len(states) - len(failed)} cells in {duration(time.monotonic() - started)}; the page is {page}")
     return 1 if failed else 0

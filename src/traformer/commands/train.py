@@ -83,10 +83,10 @@ def main(args: argparse.Namespace) -> None:
         merged = _merge(base, given)
         config = RunConfig.from_dict(merged)
         check_names(config)
-        if config.task == "text" and not merged["task_options"].get("data"):
-            from traformer.data.corpus import DEFAULT_NOTE
+        from traformer.tasks import task_class
 
-            say(DEFAULT_NOTE)
+        if notice := task_class(config.task).notice(merged.get("task_options", {})):
+            say(notice)
         out = args.out or f"runs/{config.task}-{config.attention}-seed{config.seed}"
 
     import os

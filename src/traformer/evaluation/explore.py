@@ -184,7 +184,8 @@ def decode_kept(head: HeadView, view: View) -> NDArray[np.bool_] | None:
 def _bucket_sums(rows: NDArray[np.float32], buckets: int) -> bytes:
     edges = np.linspace(0, rows.shape[-1], buckets + 1).astype(int)[:-1]
     sums = np.add.reduceat(np.abs(rows), edges, axis=-1)
-    return np.rint(255 * np.clip(sums, 0, 1)).astype(np.uint8).tobytes()
+    levels: NDArray[np.uint8] = np.rint(255 * np.clip(sums, 0, 1)).astype(np.uint8)
+    return levels.tobytes()
 
 
 def _cells(size: int, most: int) -> int:

@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from traformer.layers import AttentionContext, AttentionLayer
+from traformer.layers.threshold_relative import ThresholdRelativeAttention
 from traformer.methods import OPERATOR
 from traformer.ops import AttentionStats
 from traformer.ops.eager import content_scores
@@ -44,22 +45,26 @@ class Attended:
 
     def log_decay(self) -> Tensor | None:
         """Log of the decay that each query's gate sets, [B, Hq, T]; None for methods without such a gate."""
-        if getattr(self.layer, "decay_proj", None) is None:
+        if not isinstance(self.layer, ThresholdRelativeAttention) or self.layer.decay_proj is None:
             return None
-        decay: Tensor = self.layer.log_decay(self.hidden_states)  # type: ignore[operator]
-        return decay
+        return self.layer.log_decay(self.hidden_states)
 
     def keep(self) -> Tensor | None:
         """Which keys stay in the softmax, bool [B, Hq, T, Tk]; None for methods that remove none."""
         keeps = getattr(self.layer, "keeps", None)
         return None if keeps is None else keeps(self.q, self.k, self.hidden_states, self.context)
 
+    def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+        """q, k, v and log decay as TRA's operator takes them; None for methods that it does not compute."""
+        if not isinstance(self.layer, ThresholdRelativeAttention) or self.layer.method.path != OPERATOR:
+            return None
+        return self.q, self.k, self.v, self.layer.log_decay(self.hidden_states)
+
     def reads(self) -> AttentionStats | None:
         """How many keys each query read and kept; None for methods that do not count them."""
-        if self.layer.method.path != OPERATOR:
+        if not isinstance(self.layer, ThresholdRelativeAttention) or self.layer.method.path != OPERATOR:
             return None
-        count: Any = self.layer.reads
-        return count(self.q, self.k, self.hidden_states, self.context)
+        return self.layer.reads(self.q, self.k, self.hidden_states, self.context)
 
 
 @contextmanager

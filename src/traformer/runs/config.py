@@ -128,10 +128,10 @@ class RunConfig:
             raise InputError(f"min_lr is {self.min_lr}; it must be at most lr, which is {self.lr:g}")
         if self.batch_size % self.accumulate:
             raise InputError(f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}")
-        if self.task == "text":
-            from traformer.tasks import task_class
+        from traformer.tasks import TASKS
 
-            object.__setattr__(self, "task_options", task_class(self.task).stored_options(self.task_options))
+        if self.task in TASKS:
+            object.__setattr__(self, "task_options", TASKS[self.task].stored_options(self.task_options))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: str = "the config") -> RunConfig:

@@ -278,6 +278,11 @@ class Task(ABC):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @classmethod
+    def notice(cls, options: Mapping[str, Any]) -> str | None:
+        """What a person should know before the task is used with these options; None: nothing."""
+        return None
+
+    @classmethod
     def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options as a run stores them: what depends on the folder or the machine is spelled out."""
         return dict(options)
@@ -368,10 +373,10 @@ def check_lengths(task: Task, low_name: str, low: Any, high_name: str, high: Any
 
 def check_count(name: str, value: Any, least: int, why: str) -> int:
     """A count of at least `least`, or a sentence."""
-    value = _whole(name, value)
-    if value < least:
-        raise InputError(f"{name} {value} is too small; {why}, so give at least {least}")
-    return value
+    count = _whole(name, value)
+    if count < least:
+        raise InputError(f"{name} {count} is too small; {why}, so give at least {least}")
+    return count
 
 
 def store(task: Any, **values: Any) -> None:

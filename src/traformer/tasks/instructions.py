@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traformer.errors import InputError, unknown_name
 from traformer.tasks import rng
@@ -127,7 +128,7 @@ class Instructions(Task):
                     right += share * (float(self.symbols) ** -symbols if exact else symbols / self.symbols + 1)
         return right / (examples if metric == "exact_match" else tokens) if examples else None
 
-    def _draw_instruction(self, keys: rng.Words, length: np.ndarray) -> np.ndarray:
+    def _draw_instruction(self, keys: rng.Words, length: NDArray[np.int64]) -> NDArray[np.int64]:
         """Uniform over the instructions that have an answer at each length; [n]."""
         used = [INSTRUCTIONS.index(instruction) for instruction in self.instructions]
         # Row l of the table: the instructions that can be drawn at length l, for 0, 1 and (as the last) 2 or more.
@@ -135,7 +136,8 @@ class Instructions(Task):
         table = np.array([row + [-1] * (len(used) - len(row)) for row in able])
         row = np.minimum(length, 2)
         counts = np.array([len(numbers) for numbers in able])
-        return table[row, rng.below(rng.draw(keys, _INSTRUCTION_DRAW), counts[row])]
+        drawn: NDArray[np.int64] = table[row, rng.below(rng.draw(keys, _INSTRUCTION_DRAW), counts[row])]
+        return drawn
 
     def _generate(self, keys: rng.Words) -> Arrays:
         length = draw_lengths(keys, _LENGTH_DRAW, self.min_length, self.max_length)  # [n]

@@ -69,10 +69,11 @@ def _row_bytes(arrays: Arrays, row: int) -> bytes:
     return arrays.input_ids[row, : arrays.lengths[row]].tobytes()
 
 
-def _hashes(arrays: Arrays) -> np.ndarray:
+def _hashes(arrays: Arrays) -> rng.Words:
     """A 64-bit hash of each example; [n]. Padding adds nothing, so the width of the batch does not matter."""
     ids = arrays.input_ids
     position = np.arange(1, ids.shape[1] + 1, dtype=np.uint64) << np.uint64(32)
     mixed = rng.mix(ids.astype(np.uint64) | position)
     mixed[np.arange(ids.shape[1]) >= arrays.lengths[:, None]] = 0
-    return mixed.sum(axis=1, dtype=np.uint64)
+    hashes: rng.Words = mixed.sum(axis=1, dtype=np.uint64)
+    return hashes

@@ -64,6 +64,12 @@ class Text(Task):
         store(self, data=resolve(tuple(places)), length=length)
 
     @classmethod
+    def notice(cls, options: Mapping[str, Any]) -> str | None:
+        from traformer.data.corpus import DEFAULT_NOTE
+
+        return None if options.get("data") else DEFAULT_NOTE
+
+    @classmethod
     def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
         places = options.get("data", ())
         places = [places] if isinstance(places, str) else places
