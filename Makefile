@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt csrc/cmake/CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
-.PHONY: setup demo test test-slow test-ray wheels lint format bench sanitize clean docs test-browser
+.PHONY: setup demo test test-slow test-ray fuzz wheels lint format bench sanitize clean docs test-browser
 
 setup: $(STAMP)
 
@@ -39,6 +39,10 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
+
+# Freshly drawn problems, some 20 to 60 minutes; FUZZ="--seed 1 --count 1000" repeats or shortens it.
+fuzz: setup
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 bench: setup
 	$(BIN)/tra bench attention
