@@ -490,7 +490,7 @@ NOINLINE bool score_tile(const Lanes& s, int lane0, const float* q_rows, const f
             }
           vi near = {};
 #pragma GCC unroll 16
-          for (int i = 0; i < PANEL_VECTORS; i++) near |= (vi)(closest[i] <= band[i]);
+          for (int i = 0; i < PANEL_VECTORS; i++) near |= ~(vi)(closest[i] > band[i]);  // also where a NaN hides the others
           if (__builtin_expect(any(near), 0)) {
             recheck(s, lane0, q_rows, keys + j * stride, stride, M, tile + j * PANEL_ROWS, norm, D, scale);
             below = vi{};

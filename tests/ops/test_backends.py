@@ -9,7 +9,8 @@ import torch
 
 from tests.ops.cases import DECAYS, DOUBLE, FUSED, HERE, LENGTHS, assert_all_close, make, oracle, run
 from traformer.errors import InputError
-from traformer.ops import attention_stats, threshold_relative_attention
+from traformer.ops import attention_map, attention_stats, threshold_relative_attention
+from traformer.ops.threshold_relative.options import AttentionOptions
 
 fused = pytest.mark.parametrize("backend", FUSED)
 
@@ -165,8 +166,6 @@ def test_non_finite_input_stays_in_its_rows(backend, which, value):
 
 
 def threshold_keep(inputs):
-    from traformer.ops import attention_map
-
     return attention_map(inputs[0], inputs[1], inputs[3]).keep[0]
 
 
@@ -192,6 +191,11 @@ def test_scores_planted_at_the_threshold(backend):
         step = attention_stats(q[:, :, i : i + 1], k[:, :, : i + 1], g[:, :, i : i + 1], backend=backend, tolerance=0.0)
         assert torch.equal(step.kept, stats.kept[:, :, i : i + 1])
     assert_all_close(run((q, k, v, g), backend), run((q, k, v, g), "reference"), rtol=2e-4, atol=2e-4)
+    for place in range(30, 42):  # a key that is not finite, side by side with those: rows before it do not see it
+        dirty = k.clone()
+        dirty[:, :, place] = torch.nan
+        again = attention_stats(q, dirty, g, backend=backend, tolerance=0.0)
+        assert torch.equal(again.kept[:, :, :place], stats.kept[:, :, :place])
 
 
 @fused
@@ -310,3 +314,16 @@ def test_packed_ends_are_checked():
     for ends in ([0, 5], [1, 8], [0, 6, 4, 8]):
         with pytest.raises(InputError, match="cu_seqlens must rise"):
             threshold_relative_attention(q, k, v, g, cu_seqlens=torch.tensor(ends))
+
+
+def test_no_option_is_accepted_and_ignored():
+    q, k, _, g = (x.detach() for x in make(queries=8, dtype=torch.float32))
+    with pytest.raises(InputError, match="unknown option 'tolerance'"):
+        attention_map(q, k, g, tolerance=0.0)
+    with pytest.raises(InputError, match="unknown option 'dropout_p'"):
+        attention_stats(q, k, g, dropout_p=0.1)
+
+
+def test_every_option_is_described():
+    for name in AttentionOptions.__annotations__:
+        assert f"\n    {name} " in threshold_relative_attention.__doc__

@@ -60,7 +60,10 @@ class _ThinDropout(torch.autograd.Function):
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """F.dropout, faster on a CPU where p is small."""
-    return _ThinDropout.apply(x, p) if training and _thin(x, p) else F.dropout(x, p, training)
+    if training and _thin(x, p):
+        out: Tensor = _ThinDropout.apply(x, p)  # type: ignore[no-untyped-call]
+        return out
+    return F.dropout(x, p, training)
 
 
 class _GatedSilu(torch.autograd.Function):
@@ -99,6 +102,7 @@ def gated_silu(x: Tensor, dropout_p: float = 0.0, training: bool = True) -> Tens
     p = dropout_p if training else 0.0
     fused = x.device.type == "cpu" and not torch.compiler.is_compiling() and (p == 0.0 or _thin(x, p))
     if fused and x.requires_grad and torch.is_grad_enabled():
-        return _GatedSilu.apply(x, p)
+        out: Tensor = _GatedSilu.apply(x, p)  # type: ignore[no-untyped-call]
+        return out
     value, gate = x.chunk(2, dim=-1)
     return dropout(value * F.silu(gate), p, training)

@@ -39,12 +39,14 @@ class _Entmax15(torch.autograd.Function):
         (weights,) = ctx.saved_tensors
         root = weights.sqrt()
         mean = (grad * root).sum(-1, keepdim=True) / root.sum(-1, keepdim=True).clamp(min=1e-30)
-        return root * (grad - mean)
+        result: Tensor = root * (grad - mean)
+        return result
 
 
 def entmax15(logits: Tensor) -> Tensor:
     """1.5-entmax along the last axis (Peters, Niculae, Martins 2019); a row of -inf alone gets zeros."""
-    return _Entmax15.apply(logits)
+    weights: Tensor = _Entmax15.apply(logits)  # type: ignore[no-untyped-call]
+    return weights
 
 
 def entmax_attention(

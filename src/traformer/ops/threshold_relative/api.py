@@ -81,7 +81,7 @@ def attention_map(q: Tensor, k: Tensor, log_decay: Tensor, **options: Unpack[Key
 
     Arguments as in threshold_relative_attention, from scale to query_start.
     """
-    return AttentionMap(*reference.attention_map(make_problem(q, k, k, log_decay, AttentionOptions(**options))))
+    return AttentionMap(*reference.attention_map(make_problem(q, k, k, log_decay, options, KeyOptions)))
 
 
 def attention_stats(
@@ -97,7 +97,7 @@ def attention_stats(
 
     Arguments as in threshold_relative_attention.
     """
-    problem = make_problem(q, k, k, log_decay, AttentionOptions(**options), needs_grad=needs_grad)
+    problem = make_problem(q, k, k, log_decay, options, WalkOptions, needs_grad)
     chosen = choose_backend(backend, q.device, q.dtype, q.shape[3])
     if not BACKENDS[chosen].fused:
         raise InputError(f"attention_stats describes a fused backend; backend {chosen!r} always reads every key")

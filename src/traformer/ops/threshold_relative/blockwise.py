@@ -93,7 +93,8 @@ class Rows:
             return self.bound
         assert self.norm is not None and self.walk.norm_maxima is not None
         largest = self.walk.norm_maxima[self.batch, self.key_head, (edge - 1).clamp(min=0)]  # [N]
-        return self.norm * largest[:, None] * (abs(self.walk.problem.scale) * _BOUND_SLACK)
+        bound: Tensor = self.norm * largest[:, None] * (abs(self.walk.problem.scale) * _BOUND_SLACK)
+        return bound
 
     def alive(self, tile: Tile) -> Tensor:
         """Dropout factors of a tile: 0 or 1/(1-p)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -42,19 +42,23 @@ class AttentionOptions(WalkOptions, total=False):
     surrogate_width: float | None
 
 
-OPTIONS = tuple(AttentionOptions.__annotations__)
-
-
 def make_problem(
-    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, options: AttentionOptions, needs_grad: bool | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    given: KeyOptions,
+    kind: type[KeyOptions] = AttentionOptions,
+    needs_grad: bool | None = None,
 ) -> Problem:
     """Checks everything that shows without looking at values, and brings it to normal form.
 
-    needs_grad: by default, whether autograd will ask for a gradient.
+    kind: which options may be given; needs_grad: by default, whether autograd will ask for a gradient.
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise unknown_name("option", name, OPTIONS)
+    for name in given:
+        if name not in kind.__annotations__:
+            raise unknown_name("option", name, kind.__annotations__)
+    options = cast(AttentionOptions, given)  # no key is required
     _check_tensors(q, k, v, log_decay)
     query_start = _query_start(options.get("query_start"), q, k)
     width = options.get("surrogate_width")
@@ -66,8 +70,8 @@ def make_problem(
         learning = (q, k, v, log_decay) if threshold is None else (q, k, v, log_decay, threshold)
         needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in learning)
 
-    given = options.get("scale")
-    scale = 1.0 / math.sqrt(q.shape[3]) if given is None else _number("scale", given)
+    factor = options.get("scale")
+    scale = 1.0 / math.sqrt(q.shape[3]) if factor is None else _number("scale", factor)
     if not (math.isfinite(scale) and scale > 0.0):
         raise InputError(f"scale must be a positive number, not {scale}")
     tolerance = _number("tolerance", options.get("tolerance", 2**-24))

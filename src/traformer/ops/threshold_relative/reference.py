@@ -51,7 +51,7 @@ class _SubstituteInForwardMode(_Substitute):
 def substitute(x: Tensor, where: Tensor, value: float) -> Tensor:
     """x with `value` where `where` is True, x's own gradient everywhere. `where` has the shape of x."""
     function = _Substitute if forward_ad._current_level < 0 else _SubstituteInForwardMode
-    result: Tensor = function.apply(x, where, value)
+    result: Tensor = function.apply(x, where, value)  # type: ignore[no-untyped-call]
     return result
 
 
