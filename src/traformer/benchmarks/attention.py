@@ -76,6 +76,8 @@ def main(args: argparse.Namespace) -> int:
     """Measure, print the table, write what was asked for."""
     import torch
 
+    from traformer.devices import set_threads
+
     if args.decays is None:
         args.decays = ["init", "long"] if args.run is None else ["run"]
     if args.run is not None and "run" not in args.decays:
@@ -93,8 +95,7 @@ def main(args: argparse.Namespace) -> int:
     for path in (args.json, args.markdown, args.plot):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     about = describe_machine(args.head_size) | {"clock": args.clock}
     print(machine_line(about))
     rows: list[dict[str, Any]] = []

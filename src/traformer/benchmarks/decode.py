@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Measure, print the table, write the rows where asked."""
-    import torch
+    from traformer.devices import set_threads
 
     for name in args.decays:
         if name not in DECAYS[:2]:
@@ -40,8 +40,7 @@ def main(args: argparse.Namespace) -> int:
     for path in (args.json, args.markdown):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    set_threads(args.threads)
     about = describe_machine(args.head_size)
     print(machine_line(about))
     rows = [
