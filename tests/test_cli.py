@@ -10,7 +10,7 @@ import pytest
 from traformer.cli import COMMANDS, main
 from traformer.methods import METHODS
 from traformer.models.from_run import build_model_config
-from traformer.runs.config import RunConfig, setting_of
+from traformer.runs.config import RunConfig, flag_of, setting_of
 from traformer.tasks import TASKS, build_task
 
 
@@ -163,8 +163,7 @@ def test_flags_of_train_are_the_settings_of_a_run(capsys):
         main(["train", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for item in dataclasses.fields(RunConfig):
-        flag = "--" + item.name.replace("_", "-")
-        assert (flag.removesuffix("s") if item.name.endswith("_options") else flag) in shown
+        assert flag_of(item) in shown
         words = setting_of(item).help.split()
         assert all(word in shown for word in words[:3])
 

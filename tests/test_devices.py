@@ -1,45 +1,40 @@
-"""Denormal numbers in torch's own threads."""
-
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
 
-from traformer.devices import flush_denormals
-from traformer.ops.threshold_relative import cpu
+from traformer.devices import choose_device, set_threads
+from traformer.errors import InputError
 
 
-def share_flushed() -> float:
-    """Of products that underflow, computed by all threads of torch's pool, the share that came out as 0."""
-    return ((torch.full((1 << 20,), 1e-30) * 1e-10).view(torch.int32) == 0).float().mean().item()
+def test_cpu_is_cpu():
+    assert choose_device("cpu") == choose_device("cpu:0") == torch.device("cpu")
+    assert choose_device("auto").type in ("cpu", "cuda")
 
 
-@pytest.fixture
-def two_threads():
+@pytest.mark.parametrize("name", ["meta", "gpu", "", "cuda:x", "mkldnn"])
+def test_devices_that_cannot_compute(name):
+    with pytest.raises(InputError, match=r"give cpu, cuda or auto|not one that torch knows"):
+        choose_device(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there():
+    with pytest.raises(InputError, match="sees no CUDA device"):
+        choose_device("cuda:3")
+
+
+def test_threads_within_reason():
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.skipif(not cpu.is_available(), reason=str(cpu.unavailable_reason()))
-def test_flushing_reaches_every_thread_and_ends_with_the_block(two_threads):
-    assert share_flushed() == 0.0
-    with flush_denormals():
-        assert share_flushed() == 1.0
-        with flush_denormals():
-            pass
-        assert share_flushed() == 1.0
-    assert share_flushed() == 0.0
-    with pytest.raises(ZeroDivisionError), flush_denormals():
-        raise ZeroDivisionError
-    assert share_flushed() == 0.0
-    assert flush_denormals()(share_flushed)() == 1.0
-
-
-def test_without_the_kernel_the_calling_thread_flushes(monkeypatch):
-    monkeypatch.setattr(cpu, "_load", lambda: (None, "not compiled"))
-    small = torch.full((1,), 1e-30)
-    with flush_denormals():
-        assert (small * 1e-10).view(torch.int32).item() == 0
-    assert (small * 1e-10).view(torch.int32).item() != 0
+    try:
+        set_threads(None)
+        assert torch.get_num_threads() == before
+        set_threads(2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    for threads in (0, -1, max(64, 4 * (os.cpu_count() or 1)) + 1, 10**6):
+        with pytest.raises(InputError, match=f"threads is {threads}; give 1 to"):
+            set_threads(threads)

@@ -57,12 +57,16 @@ def corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, corpus) -> Path:
-    """Runs of one step: a method, a named configuration, a peer, and text."""
+    """Runs of two steps: a method, a named configuration, a peer, a mixture of two, and text."""
     folder = tmp_path_factory.mktemp("runs")
     for name, changes in {
         "tra": {},
         "rope": {"attention": "rope"},
         "tra_plus": {"attention": "tra_plus"},
+        "mixed": {
+            "attention": "rope,tra_plus",
+            "model_options": {**tiny_config().model_options, "num_hidden_layers": 2},
+        },
         "text": {"task": "text", "task_options": {"data": [str(corpus)], "tokenizer": "bytes", "length": 16}},
     }.items():
         train(tiny_config(**{"steps": 2, "save_every": 1, "log_every": 1, **changes}), folder / name, quiet=True)

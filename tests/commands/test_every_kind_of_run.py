@@ -1,4 +1,4 @@
-"""Every command that takes a run, with every kind of run: a method, a named configuration, text."""
+"""Every command that takes a run, with every kind of run: a method, a named configuration, a mixture, text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.commands.conftest import refused
 
-KINDS = ("tra", "tra_plus", "rope", "text")
+KINDS = ("tra", "tra_plus", "rope", "mixed", "text")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -17,7 +17,7 @@ def test_eval_and_report(kind, runs, tra):
     assert done.status == 0, done.err
     assert f"{kind}/results.json" in done.out and ("perplexity" if kind == "text" else "exact match") in done.out
     rows = json.loads((runs / kind / "results.json").read_text())
-    assert {row["attention"] for row in rows} == {"tra" if kind == "text" else kind}
+    assert {row["attention"] for row in rows} == {{"text": "tra", "mixed": "rope,tra_plus"}.get(kind, kind)}
     done = tra("report", kind)
     assert done.status == 0, done.err
     assert (runs / kind / "report.html").exists()

@@ -281,11 +281,10 @@ def _measure_memory(text: str) -> None:
 
 def show(rows: Sequence[dict[str, Any]], gate_bias: float) -> None:
     import torch
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
 
-    console = Console(width=None if Console().is_terminal else 140, highlight=False)
+    from traformer.terminal import new_table, stdout_console
+
+    console = stdout_console(140)
     for size in dict.fromkeys(row["size"] for row in rows):
         mine = [row for row in rows if row["size"] == size]
         title = (
@@ -293,7 +292,7 @@ def show(rows: Sequence[dict[str, Any]], gate_bias: float) -> None:
             f"attention dropout 0, {torch.get_num_threads()} threads"
             + (f", gate bias {gate_bias:g}" if gate_bias else "")
         )
-        table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+        table = new_table(title)
         for heading in ("window", "attention", "kernel", "ms a step", "over RoPE (middle half)", "paper", "peak MB"):
             table.add_column(heading, justify="left" if heading in ("attention", "kernel") else "right")
         for row in mine:

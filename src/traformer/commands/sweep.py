@@ -6,9 +6,14 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError
+
+if TYPE_CHECKING:
+    from traformer.sweeps.cell import Cell
+    from traformer.sweeps.local import CellState
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,12 +45,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def run_and_report(
-    cells: list,
+    cells: list[Cell],
     out: str,
     jobs: int | None,
     title: str | None,
     ray: str | None = None,
-    next_cells: Callable[[Path, list[str]], list] | None = None,
+    next_cells: Callable[[Path, list[str]], list[Cell]] | None = None,
     experiment: ModuleType | None = None,
 ) -> int:
     """Run the sweep, print its table, write its page; 1 if a cell failed.
@@ -67,7 +72,7 @@ def run_and_report(
 
     started = time.monotonic()
     with Overview() as view:
-        states: list = []
+        states: list[CellState] = []
         failing: list[str] = []
         while cells := next_cells(Path(out), failing) if next_cells else cells:
             states += run_ray_sweep(cells, out, ray, view) if ray else run_sweep(cells, out, jobs, view)

@@ -14,7 +14,7 @@ from traformer.commands.arguments import key_value, options_once, positive_int
 from traformer.errors import InputError, unknown_name
 from traformer.experiments.configs import read_config
 from traformer.methods import resolve_stack
-from traformer.runs.config import RunConfig, setting_of
+from traformer.runs.config import RunConfig, flag_of, setting_of
 from traformer.terminal import say
 
 # flag: the settings of TraformerConfig it sets, and its help
@@ -53,10 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_setting(group: Any, item: dataclasses.Field[Any]) -> None:
     """The flag of one field. What is not given does not appear, so that a config file or a resumed run decides."""
     about, kind = setting_of(item), str(item.type).split(" | ")[0].split("[")[0]
-    flag = "--" + item.name.replace("_", "-")
+    flag = flag_of(item)
     if kind == "dict":
         text = f"{about.help}; repeatable"
-        flag = flag.removesuffix("s")
         group.add_argument(flag, type=key_value, action="append", default=[], metavar="NAME=VALUE", help=text)
         return
     shown = about.unless_given if item.default is None else item.default
@@ -66,9 +65,10 @@ def _add_setting(group: Any, item: dataclasses.Field[Any]) -> None:
     types: dict[str, Callable[[str], object]] = {"int": positive_int if about.least == 1 else int, "float": float}
     group.add_argument(
         flag,
+        dest=item.name,
         type=types.get(kind, str),
         default=argparse.SUPPRESS,
-        metavar=None if about.choices else {"int": "N", "float": "X"}.get(kind, "NAME"),
+        metavar=None if about.choices else {"int": "N", "float": "X"}.get(kind, "DIR" if about.flag else "NAME"),
         choices=about.choices or None,
         help=f"{about.help} (default {shown})",
     )
@@ -80,6 +80,8 @@ def main(args: argparse.Namespace) -> None:
         config, out = resumed_config(args, given)
     else:
         base = read_config(args.config).to_dict() if args.config else {}
+        if "from_model" in given:
+            base = started_from(base, given)
         merged = _merge(base, given)
         config = RunConfig.from_dict(merged)
         check_names(config)
@@ -99,6 +101,24 @@ def main(args: argparse.Namespace) -> None:
         if last:
             print(f"{out}: step {result.step}, loss {last['loss']:.4f}, answer accuracy {last['accuracy']:.4f}")
         print(f"measure it with: tra eval {out}")
+
+
+def started_from(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the model of `--from`, and with that run's task and options where no others are named."""
+    shape = {"attention", "attention_options", "preset", "model_options"} & set(given)
+    if set(given.get("model_options", ())) <= {"attention_dropout", "hidden_dropout"}:
+        shape.discard("model_options")
+    if shape:
+        raise InputError(f"--from brings its own model; leave out what sets its {sorted(shape)[0].replace('_', ' ')}")
+    from traformer.models.pretrained import settings_from
+
+    settings = settings_from(given["from_model"])
+    dropouts = {name: value for name, value in base.get("model_options", {}).items() if name.endswith("_dropout")}
+    settings["model_options"] |= dropouts
+    task, options = settings.pop("task", None), settings.pop("task_options", {})
+    if base.get("task", task) == task and task is not None:
+        settings |= {"task": task, "task_options": {**options, **base.get("task_options", {})}}
+    return {**base, **settings}
 
 
 def check_names(config: RunConfig) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.table import Table
 
 from traformer.runs.measurements import Measurement
 from traformer.runs.metrics import METRICS, metric_named
+from traformer.terminal import new_table
 
 
 def results_table(measurements: Sequence[Measurement], title: str) -> Table:
@@ -23,7 +23,7 @@ def results_table(measurements: Sequence[Measurement], title: str) -> Table:
     with_chance = any(one.chance is not None for one in shown)
     with_overlap = any(one.seen_in_training for one in shown)
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
+    table = new_table(title)
     header = ["split", "length", "x trained", *(["stride"] if with_stride else [])]
     header += [f"{metric_named(name).label} (95 %)" for name in names]
     header += [*(["chance"] if with_chance else []), *(["seen in training"] if with_overlap else []), "examples"]

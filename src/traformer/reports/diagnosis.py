@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.table import Table
 
 from traformer.evaluation.heads import Head, HeadSummary, head_summaries
@@ -18,6 +17,7 @@ from traformer.reports.png import save_png
 from traformer.reports.svg import grid_svg
 from traformer.runs.measurements import Measurement, write_rows
 from traformer.runs.metrics import METRICS, Metric
+from traformer.terminal import new_table
 
 Measured = Mapping[str, Sequence[Measurement]]  # run -> measurements
 _FILES = {
@@ -30,7 +30,7 @@ def diagnosis_table(measured: Measured) -> Table:
     """A line per run, step and length; what shows how heads form is there if a run has several steps."""
     summaries = {run: head_summaries(found) for run, found in measured.items()}
     several = any(_several_steps(rows) for rows in summaries.values())
-    table = Table(box=box.SIMPLE_HEAD)
+    table = new_table()
     names = ["run", "attention", "length", "x trained", "reading head"]
     names += ["on source", "residue", "lifted pairs", "by (nats)"]
     names += ["step", "marking head", "marks", "keeps", "decay"] if several else []

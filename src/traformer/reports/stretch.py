@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.table import Table
 
 from traformer.evaluation.table import cell_text, factor_text
@@ -19,6 +18,7 @@ from traformer.reports.svg import grid_svg, standalone
 from traformer.runs.measurements import Measurement, write_rows
 from traformer.runs.metrics import METRICS, metric_named
 from traformer.storage import write_atomically
+from traformer.terminal import new_table
 
 Measured = Mapping[str, Sequence[Measurement]]  # run -> measurements
 _DRAWN = ("exact_match", "error_per_read", "keys_read", "microseconds_per_token")
@@ -75,7 +75,7 @@ def title(measured: Measured) -> str:
 
 def stretch_table(measured: Measured) -> Table:
     """For the terminal."""
-    table = Table(title=title(measured), box=box.SIMPLE_HEAD, title_justify="left")
+    table = new_table(title(measured))
     for place, name in enumerate(header(measured)):
         table.add_column(name, justify="left" if place < 2 else "right")
     for cells in lines(measured):

@@ -37,7 +37,8 @@ class Checkpoint:
     step: int
 
     def state(self) -> dict[str, Any]:
-        return json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+        state: dict[str, Any] = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+        return state
 
     def fault(self) -> str | None:
         """What is wrong with it, or None if every file has the size and sha256 of the manifest."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,7 @@ class Setting:
     most: float | None = None
     below: float | None = None
     choices: tuple[str, ...] = ()
+    flag: str = ""  # where it is not the field's name
     unless_given: str = ""  # what None stands for
     changeable: bool = False  # may differ when a run is resumed: it does not change what is computed, or only rounding
 
@@ -83,6 +85,13 @@ class RunConfig:
             _MODEL, "a setting of TraformerConfig in place of the preset's; `tra list --options model` has them"
         ),
     )
+    from_model: str | None = _setting(
+        None,
+        _MODEL,
+        "start from this run or saved model: its weights and shape, and of a run its task and tokenizer",
+        flag="--from",
+        unless_given="weights drawn from the seed",
+    )
     steps: int = _setting(2000, _OPTIMISATION, "optimizer steps", least=1)
     batch_size: int = _setting(64, _OPTIMISATION, "examples per step, over all processes", least=1)
     accumulate: int = _setting(
@@ -128,6 +137,8 @@ class RunConfig:
             raise InputError(f"min_lr is {self.min_lr}; it must be at most lr, which is {self.lr:g}")
         if self.batch_size % self.accumulate:
             raise InputError(f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}")
+        if self.from_model is not None:
+            object.__setattr__(self, "from_model", os.path.abspath(os.path.expanduser(self.from_model)))
         from traformer.tasks import TASKS
 
         if self.task in TASKS:
@@ -162,6 +173,12 @@ class RunConfig:
                     " or train into another folder"
                 )
         return wanted
+
+
+def flag_of(item: dataclasses.Field[Any]) -> str:
+    """The flag of `tra train` that sets a field; options are given one by one."""
+    name = "--" + item.name.replace("_", "-")
+    return setting_of(item).flag or (name.removesuffix("s") if item.name.endswith("_options") else name)
 
 
 def setting_of(item: dataclasses.Field[Any]) -> Setting:

@@ -6,6 +6,7 @@ As a program, `python -m traformer.sweeps.cell SPEC FOLDER`, it is the process t
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import json
 import os
 import shlex
@@ -18,7 +19,7 @@ from typing import Any
 
 from traformer.errors import InputError, RunError, TraformerError
 from traformer.runs import checkpoint as checkpoints
-from traformer.runs.config import RunConfig
+from traformer.runs.config import RunConfig, flag_of
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
 from traformer.tasks import build_task
@@ -112,13 +113,13 @@ def train_command(config: RunConfig, folder: str | Path) -> str:
     """The `tra train` command that makes this run; only what differs from the defaults is spelt out."""
     default = RunConfig()
     parts = ["tra", "train"]
+    flags = {item.name: flag_of(item) for item in dataclasses.fields(config)}
     for name, value in config.to_dict().items():
+        flag = flags[name]
         if name in ("task_options", "attention_options", "model_options"):
-            flag = f"--{name.removesuffix('s').replace('_', '-')}"
             for option, setting in value.items():
                 parts += [flag, f"{option}={json.dumps(setting) if not isinstance(setting, str) else setting}"]
         elif name in ("task", "attention", "preset", "steps", "lr", "seed") or value != getattr(default, name):
-            flag = f"--{name.replace('_', '-')}"
             parts += [flag] if value is True else [flag, str(value)]
     return shlex.join([*parts, "--out", str(folder)])
 

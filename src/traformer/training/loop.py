@@ -20,6 +20,7 @@ from traformer.devices import flush_denormals, set_threads
 from traformer.errors import InputError, RunError, Stopped
 from traformer.models import memory
 from traformer.models.from_run import build_model, build_model_config, check_same_model, load_weights
+from traformer.models.pretrained import check_start, load_start
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
@@ -103,6 +104,8 @@ def _prepare(
     per_process(config, group)
     task = build_task(config.task, config.task_options)
     task.prepare()
+    if config.from_model is not None and not resume:
+        check_start(config, task)
     check_memory(config, task, group)
     stack.enter_context(folder.lock())
     if resume:
@@ -160,6 +163,8 @@ class _Run:
 
         self.model = build_model(config, self.task)
         checkpoint = group.on_main(self._choose_checkpoint)
+        if checkpoint is None and config.from_model is not None:
+            load_start(self.model, config.from_model)
         if checkpoint is not None:
             check_same_model(self.model.config, checkpoint.path, config)
             load_weights(self.model, checkpoint.path)

@@ -15,12 +15,13 @@ def answer_logits(model: Any, input_ids: Tensor, answers: Tensor) -> Tensor:
 
     No mask is given: rows are padded on the right and attention is causal, so no real position sees padding.
     """
-    return model.get_output_embeddings()(answer_states(model, input_ids, answers))  # [N, E] -> [N, V]
+    logits: Tensor = model.get_output_embeddings()(answer_states(model, input_ids, answers))  # [N, E] -> [N, V]
+    return logits
 
 
 def answer_states(model: Any, input_ids: Tensor, answers: Tensor) -> Tensor:
     """The hidden states [N, E] that the N answer tokens are predicted from."""
-    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state  # [B, T, E]
+    hidden: Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state  # [B, T, E]
     return hidden[:, :-1][answers[:, 1:]]
 
 

@@ -91,7 +91,7 @@ class Parallel:
         """Run `action` in the main process and give its result, or its user's error, to every process."""
         if self.world == 1:
             return action()
-        outcome: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]  # the result, the error
         if self.is_main:
             try:
                 outcome[0] = action()
@@ -100,7 +100,8 @@ class Parallel:
         dist.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
             raise outcome[1]
-        return outcome[0]
+        result: T = outcome[0]
+        return result
 
     def stop(self) -> None:
         if dist.is_available() and dist.is_initialized():

@@ -1,0 +1,96 @@
+"""A model that training starts from (`tra train --from DIR`): a run's newest checkpoint, or a saved model's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from traformer.errors import InputError, RunError
+from traformer.models.from_run import DECIDED_BY_RUN, load_weights
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
+from traformer.tasks.text import TOKENIZER_FOLDER
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from traformer.models import TraformerConfig
+    from traformer.tasks import Task
+
+_NOT_SETTINGS = (*DECIDED_BY_RUN, "format_version", "use_cache", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+
+
+def weights_folder(path: str | Path) -> Path:
+    """The folder with config.json and model.safetensors: that of a run's newest whole checkpoint, or `path` itself."""
+    path = Path(path)
+    if RunFolder(path).is_run():
+        return RunFolder(path).find_checkpoint().path
+    for name in ("config.json", "model.safetensors"):
+        if not (path / name).is_file():
+            raise RunError(f"{path} is neither a run folder nor a saved model: it has no {name}; give another --from")
+    return path
+
+
+def read_model_config(path: str | Path) -> TraformerConfig:
+    """The config of the model in `path`; it must be one of ours."""
+    from transformers import PretrainedConfig
+
+    from traformer.models import TraformerConfig
+
+    folder = weights_folder(path)
+    kind = PretrainedConfig.get_config_dict(str(folder))[0].get("model_type")
+    if kind != TraformerConfig.model_type:
+        raise InputError(f"{path} holds a model of type {kind!r}; --from takes runs and models of type 'traformer'")
+    return TraformerConfig.from_pretrained(str(folder))
+
+
+def settings_from(path: str | Path) -> dict[str, Any]:
+    """The settings of a run that starts from `path`: its model, and where they are known its task and tokenizer."""
+    from traformer.models import TraformerConfig
+
+    found = read_model_config(path)
+    own = [item.name for item in dataclasses.fields(TraformerConfig) if item.name in TraformerConfig.__annotations__]
+    settings: dict[str, Any] = {
+        **_attention_settings(found, path),
+        "model_options": {name: getattr(found, name) for name in own if name not in _NOT_SETTINGS},
+    }
+    if (Path(path) / "tokenizer.json").is_file():
+        settings.update(task="text", task_options={"tokenizer": str(Path(path).absolute())})
+    if RunFolder(path).is_run():
+        config = RunFolder(path).read_config()
+        options = dict(config.task_options)
+        if str(options.get("tokenizer", "")).startswith("bpe:"):  # trained on that run's text, and kept with it
+            options["tokenizer"] = str(Path(path).absolute() / TOKENIZER_FOLDER)
+        settings.update(task=config.task, task_options=options, attention=config.attention)
+        settings.update(attention_options=dict(config.attention_options))
+    return settings
+
+
+def _attention_settings(found: TraformerConfig, path: str | Path) -> dict[str, Any]:
+    """Attention and options of a model as a run's config has them: of a mixture, names and a mapping from them."""
+    if isinstance(found.attention, str) and isinstance(found.attention_options, dict):
+        return {"attention": found.attention, "attention_options": dict(found.attention_options)}
+    names = list(found.attention)
+    given = list(found.attention_options)
+    options: dict[str, Any] = {}
+    for name, own in zip(names, given, strict=True):
+        if options.setdefault(name, own) != own:
+            raise InputError(f"{path} uses {name} with different options in different layers; give its run folder")
+    return {"attention": ",".join(names), "attention_options": options}
+
+
+def check_start(config: RunConfig, task: Task) -> None:
+    """Refuse a model whose tokens are not the task's, before the run folder is made."""
+    assert config.from_model is not None
+    vocabulary = read_model_config(config.from_model).vocab_size
+    if vocabulary != task.vocab_size:
+        raise InputError(
+            f"{config.from_model} has a vocabulary of {vocabulary} tokens, but {task.name} has {task.vocab_size}; "
+            "give the task (and tokenizer) that it was trained with"
+        )
+
+
+def load_start(model: nn.Module, path: str | Path) -> None:
+    """The weights of `path` into a new model of the same shape."""
+    load_weights(model, weights_folder(path))
