@@ -76,7 +76,9 @@ def campaign(seed: int, count: int, names: Sequence[str], batch: int | None, con
     findings: list[Finding] = []
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        bar = progress.add_task("", total=sum(size for *_, size in todo))
+        total = sum(size for *_, size in todo)
+        bar = progress.add_task("", total=total)
+        done = 0
         for name, number, size in todo:
             progress.update(bar, description=name)
             if sum(found.target == name for found in findings) < MOST_FINDINGS:
@@ -85,6 +87,9 @@ def campaign(seed: int, count: int, names: Sequence[str], batch: int | None, con
                     findings.append(found)
                     report(found, seed, console)
             progress.advance(bar, size)
+            done += size
+            if not console.is_terminal and done * 20 // total > (done - size) * 20 // total:  # a log gets 20 lines
+                console.print(f"{done} of {total} problems, {len(findings)} findings", highlight=False)
     return findings
 
 

@@ -32,7 +32,7 @@ def stick_breaking_attention(
         own, visible = visible & own, visible & ~own
         scores = content_scores(q, k, scale)
         left_over = torch.where(visible, F.logsigmoid(-scores), 0.0)  # log of what each key leaves
-        # What stands strictly between j and i: the sum from j on, without j itself.
+        # What lies strictly between j and i: the sum from j on, without j itself.
         logits = F.logsigmoid(scores) + reverse_cumsum(left_over) - left_over
         weights = torch.where(visible, logits.exp(), 0.0)
         if remainder_to_self:

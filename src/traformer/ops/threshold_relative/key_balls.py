@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MOST = 64  # balls a head: as much work for a query as one block of keys
-REACH = (
-    0.125  # of the largest norm: keys farther than this from every centre start a ball of their own while there is room
-)
+MOST = 64  # balls per head: as much work for a query as one block of keys
+# Of the largest norm: keys farther than this from every centre start a ball of their own, up to MOST of them.
+REACH = 0.125
 PIECE = 8192  # keys described at a time
 PATIENCE = 1 << 15  # queries looked at in vain before it is given up
 
@@ -31,7 +30,7 @@ class KeyBalls:
 
     @property
     def is_in_vain(self) -> bool:
-        """Many queries were looked at and nothing came of it: keys that lie so far apart are not worth describing."""
+        """Many queries were looked at and none was proven: keys this far apart are not worth describing."""
         return self.proven == 0 and self.looked_at >= PATIENCE
 
     @torch.no_grad()

@@ -94,7 +94,7 @@ class KeyIndex:
     reorder = select
 
     def repeat(self, repeats: int) -> None:
-        """Every row now stands `repeats` times in a row."""
+        """Every row is now there `repeats` times, one copy after the other."""
         if self._low is not None and self._high is not None and self._norm is not None:
             self._low, self._high, self._norm = (
                 x.repeat_interleave(repeats, dim=0) for x in (self._low, self._high, self._norm)
