@@ -23,7 +23,7 @@ from traformer.reports.collect import collect
 from traformer.reports.figures import figures
 from traformer.reports.markdown import code_block, quote
 from traformer.reports.page import page_styles
-from traformer.reports.svg import figure_svg, standalone
+from traformer.reports.svg import BOTTOM, HEIGHT, TOP, figure_svg, standalone
 from traformer.reports.terminal import comparison_table
 from traformer.reports.write import write_report
 from traformer.runs import metrics
@@ -198,6 +198,25 @@ def test_seeds_are_one_series_with_a_band_from_worst_to_best(tmp_path):
     svg = ElementTree.fromstring(figure_svg(figure, page_styles([figure])))
     (band,) = [e for e in svg.iter("polygon") if e.get("class") == "band"]
     assert len(band.get("points", "").split()) == 4
+
+
+def test_a_band_that_ends_at_zero_stays_inside_a_log_plot(tmp_path):
+    for seed, value in enumerate((0.0, 0.1)):
+        make_run(tmp_path / f"s{seed}", [value, 0.2], metric="error_per_read", seed=seed)
+    figure = next(one for one in figures(collect([tmp_path])) if one.metric.name == "error_per_read")
+    svg = ElementTree.fromstring(figure_svg(figure, page_styles([figure])))
+    (band,) = [e for e in svg.iter("polygon") if e.get("class") == "band"]
+    heights = [float(pair.split(",")[1]) for pair in band.get("points", "").split()]
+    assert min(heights) >= TOP and max(heights) <= HEIGHT - BOTTOM
+
+
+def test_no_error_in_any_seed_is_drawn_at_the_bound(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path / f"s{seed}", [0.0], metric="error_per_read", seed=seed)
+    figure = next(one for one in figures(collect([tmp_path])) if one.metric.name == "error_per_read")
+    (point,) = figure.series[0].points
+    assert (point.value, point.high, point.height) == (0.0, 0.1, 0.1)
+    assert "marker bound" in figure_svg(figure, page_styles([figure]))
 
 
 def test_settings_that_differ_make_two_series(tmp_path):

@@ -1,4 +1,4 @@
-"""Who is told how an evaluation goes. Loads without torch."""
+"""What an evaluation reports while it runs. Loads without torch."""
 
 from __future__ import annotations
 

@@ -35,7 +35,15 @@ def x_axis(figure: Figure, left: float, right: float) -> Axis:
 
 
 def y_axis(figure: Figure, top: float, bottom: float) -> Axis:
-    """0 to 1 for shares; otherwise what the values and their intervals span, on a log or a linear scale."""
+    """0 to 1 for shares; otherwise what the values and their intervals span, on a log or a linear scale.
+
+    What lies beyond is drawn at the edge: on a log axis the lower end of an interval may be 0.
+    """
+    axis = _fitted(figure, top, bottom)
+    return Axis(lambda value: min(bottom, max(top, axis.at(value))), axis.ticks)
+
+
+def _fitted(figure: Figure, top: float, bottom: float) -> Axis:
     if figure.metric.scale == "share":
         return Axis(_linear(0.0, 1.0, bottom, top), [0.0, 0.25, 0.5, 0.75, 1.0])
     points = [point for series in figure.series for point in series.drawn]

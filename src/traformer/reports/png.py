@@ -62,6 +62,7 @@ class _Painter:
         return x * self.scale, (self.height - y) * self.scale
 
     def _text(self, element: ElementTree.Element, look: Look, dx: float, dy: float, own: str) -> None:
+        from matplotlib.patheffects import withStroke
         from matplotlib.text import Text
 
         x, y = self._pixels(float(element.attrib["x"]) + dx, float(element.attrib["y"]) + dy)
@@ -70,6 +71,9 @@ class _Painter:
             x, y, element.text or "", color=_colour(look.fill, own), fontsize=look.size * self.scale * _POINTS,
             fontweight="bold" if look.bold else "normal", ha=anchor, va="baseline", parse_math=False,
         )  # fmt: skip
+        if look.stroke:
+            rim = withStroke(linewidth=look.width * self.scale * _POINTS, foreground=_colour(look.stroke, own))
+            text.set_path_effects([rim])
         self._add(text)
 
     def _shape(self, element: ElementTree.Element, look: Look, dx: float, dy: float, own: str) -> None:

@@ -68,7 +68,7 @@ TEXT_LOOKS = {
     "tick": Look(fill="soft", size=11),
     "axis-title": Look(fill="soft", size=11),
     "note": Look(fill="soft", size=11),
-    "label": Look(fill="own", size=12.5, bold=True),
+    "label": Look(fill="own", stroke="ground", width=3, size=12.5, bold=True),  # the stroke is a rim behind it
 }
 SHAPE_LOOKS = {
     "grid": Look(stroke="rule", opacity=0.7),
@@ -106,7 +106,8 @@ def _css(look: Look) -> str:
 
 def _text_css(look: Look) -> str:
     weight = 650 if look.bold else 400
-    return f'{_css(look)};font:{weight} {look.size:g}px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif'
+    behind = ";paint-order:stroke;stroke-linejoin:round" if look.stroke else ""
+    return f'{_css(look)}{behind};font:{weight} {look.size:g}px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif'
 
 
 # Of the plots alone: in the page and within each SVG file.

@@ -219,7 +219,7 @@ def _spread_of(points: Sequence[Point], figure: Figure, x: Axis, y: Axis) -> lis
     """Several seeds: a band from the worst to the best. One: the interval of its examples at each point."""
     ends = [(p, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     if figure.metric.scale == "log":
-        ends = [(p, max(low, 1e-3 * (p.height or high)), high) for p, low, high in ends if p.seeds > 1 and high > 0]
+        ends = [(p, low, high) for p, low, high in ends if p.seeds > 1 and high > 0]
     if len(ends) > 1 and all(p.seeds > 1 for p, _, _ in ends):
         there = " ".join(f"{x.at(p.x):.1f},{y.at(high):.1f}" for p, _, high in ends)
         back = " ".join(f"{x.at(p.x):.1f},{y.at(low):.1f}" for p, low, _ in reversed(ends))

@@ -127,7 +127,7 @@ class Copy(Task):
 
         position = np.arange(2 * longest + 3)  # [T]
         copied = (position > length + 1) & (position < 2 * length + 2)
-        # Where each token's symbol stands in the first string: in that string itself, at its own position.
+        # Where each token's symbol is in the first string: in that string itself, at its own position.
         source = np.where(copied, position - length - 1, position)  # [n, T]
         within = np.clip(source - 1, 0, longest - 1)
         input_ids = np.take_along_axis(symbols, within, axis=1) + FIRST_SYMBOL

@@ -36,7 +36,7 @@ _LENGTH_DRAW, _CONTEXT_DRAW, _QUERY_DRAW, _PLACE_DRAW = range(4)
 
 @dataclasses.dataclass(frozen=True)
 class Induction(Task):
-    """`<bos> ctx <sep> q a <eos>`: q stands exactly once in ctx and not last, a is its right neighbour, alone scored.
+    """`<bos> ctx <sep> q a <eos>`: q occurs exactly once in ctx and not last, a is its right neighbour, alone scored.
 
     q is uniform over the symbols, its place uniform over all places but the last, every other place uniform over the
     symbols other than q. The lengths are those of ctx.

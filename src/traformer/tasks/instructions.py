@@ -45,7 +45,7 @@ class Instructions(Task):
     """`<bos> INS x <sep> [q] y <eos>`: y is what INS makes of x; y and `<eos>` are scored.
 
     The length of x is uniform, then INS is uniform over those that have an answer at that length: copy and reverse at
-    any, first and last from 1, right_of and left_of (the neighbour of q, which stands exactly once in x) from 2.
+    any, first and last from 1, right_of and left_of (the neighbour of q, which occurs exactly once in x) from 2.
     Symbols are drawn uniformly with repetition. `instructions` is a sequence of names or one string "copy,reverse".
     """
 
@@ -145,7 +145,7 @@ class Instructions(Task):
         count, longest = len(keys), int(length.max())
         rows = np.arange(count)
 
-        # The queried symbol stands at `place` and nowhere else: not last for right_of, not first for left_of.
+        # The queried symbol is at `place` and nowhere else: not last for right_of, not first for left_of.
         asks = instruction >= RIGHT_OF
         query = rng.below(rng.draw(keys, _QUERY_DRAW), self.symbols)
         place = rng.below(rng.draw(keys, _PLACE_DRAW), np.maximum(length - 1, 1)) + (instruction == LEFT_OF)

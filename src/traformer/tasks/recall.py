@@ -55,7 +55,7 @@ class Recall(Task):
                 example of P pairs has 4 P + 2 tokens
     keys, values  how many symbols there are of each; keys are drawn without repetition, values with
 
-    The pairs stand at places drawn uniformly, and are asked for in random order. With text, a test at a longer length
+    The pairs are at places drawn uniformly, and are asked for in random order. With text, a test at a longer length
     is done in two ways: split `fixed` has as many pairs as training has at most, in more text; split `growing` has
     pairs in proportion to the length, as far as there are keys. Test seeds draw from the validation text.
     """
