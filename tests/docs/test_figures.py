@@ -104,3 +104,30 @@ def test_experiments_under_the_protocol(experiment):
             assert part in page, f"docs/evidence.md does not have results/{experiment}/{name} as it is now"
     verdicts = json.loads((RESULTS / experiment / "verdicts.json").read_text(encoding="utf-8"))
     assert all(f"| {v['name']} | {v['claim']} | **{v['outcome']}** |" in page for v in verdicts)
+
+
+def test_fresh_seeds_of_copy_in_the_readme():
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    right = defaultdict(list)
+    with open(RESULTS / "what_works" / "cells.csv", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            right[row["setting"], row["arm"], int(row["length"])].append(int(row["right"]) / int(row["examples"]))
+    for arm, sentence in (("tra_plus", "reaches {} %"), ("no_removal", "all keys in the softmax {} %")):
+        means = [100 * sum(values) / len(values) for values in (right["copy", arm, n] for n in (6, 12, 24, 48))]
+        assert sentence.format(", ".join(f"{mean:.0f}" for mean in means)) in page
+    worst = 100 * min(right["copy", "tra_plus", 24])
+    assert f"({worst:.0f} % at 4x)" in page
+
+
+def test_exploration_of_recall():
+    runs = json.loads((RESULTS / "recall_exploration" / "runs.json").read_text(encoding="utf-8"))
+    found = {
+        (run["attention"], run["lr"], run["seed"]): f"{100 * run['token_accuracy_at_trained_length']:.0f} %"
+        for run in runs
+        if run["length"] == 40
+    }
+    (rows,) = tables("docs/evidence.md", "|lr|seed 300")
+    names = {"RoPE": "rope", "`tra_plus`": "tra_plus"}
+    for name, lr, *cells in rows:
+        method = names.get(name, "rising" if "rising" in name else "mixed")
+        assert cells == [found.get((method, float(lr), seed), "") for seed in (300, 301)], name
