@@ -1,13 +1,19 @@
 """The operator as torch sees it: schema, fake kernel, autograd, one graph under compile, export."""
 
+import sys
+import types
 from dataclasses import replace
 
 import pytest
 import torch
 
 from tests.ops.cases import FUSED, HERE, make
+from traformer.errors import InputError
 from traformer.ops import available_backends, threshold_relative_attention
+from traformer.ops.threshold_relative import backends, blockwise
+from traformer.ops.threshold_relative.backends import BACKENDS, Backend
 from traformer.ops.threshold_relative.options import make_problem
+from traformer.ops.threshold_relative.problem import FIELDS, Problem
 from traformer.ops.threshold_relative.registration import forward_op
 
 
@@ -73,6 +79,42 @@ def test_export(backend):
     program = torch.export.export(Module(), inputs, dynamic_shapes=dims)
     longer = tuple(x.detach() for x in make(queries=70, dtype=torch.float32))
     torch.testing.assert_close(program.module()(*longer), Module()(*longer))
+
+
+def test_a_backend_is_one_module_and_one_entry(monkeypatch):
+    """A made-up backend that negates the output: the operator finds it, and autograd and "auto" go through it."""
+    module = types.ModuleType("traformer.ops.threshold_relative.mirror")
+    module.unavailable_reason = lambda: None
+    module.unsupported_reason = lambda dtype, head_size: None if head_size == 16 else "backend 'mirror' takes size 16"
+    module.forward = lambda problem: (lambda result: result._replace(out=-result.out))(blockwise.forward(problem))
+    module.backward = lambda problem, grad_out, saved: blockwise.backward(
+        problem, -grad_out, saved._replace(out=-saved.out)
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(BACKENDS, "mirror", Backend("mirror", fused=True, device="cpu", dtypes=(torch.float32,)))
+    monkeypatch.setattr(backends, "_MODULES", {})
+    assert available_backends()[-1] == "mirror"
+    inputs = make(queries=9, width=16, dtype=torch.float32)
+    expected = threshold_relative_attention(*inputs, backend="blockwise")
+    for name in ("mirror", "auto"):
+        out = threshold_relative_attention(*inputs, backend=name)
+        torch.testing.assert_close(out, -expected)
+        for a, b in zip(
+            torch.autograd.grad(out.sum(), inputs), torch.autograd.grad(expected.sum(), inputs, retain_graph=True),
+            strict=True,
+        ):  # fmt: skip
+            torch.testing.assert_close(a, -b)
+    with pytest.raises(InputError, match="takes size 16"):
+        threshold_relative_attention(*make(queries=9, width=8, dtype=torch.float32), backend="mirror")
+
+
+def test_an_option_reaches_every_backend_through_its_field():
+    """A Problem's fields are the operator's arguments, in order and by name: nothing else lists them."""
+    schema = torch.ops.traformer.threshold_relative_attention.default._schema
+    assert [argument.name for argument in schema.arguments] == ["backend", *FIELDS]
+    problem = make_problem(*make(queries=9, dtype=torch.float32), {"threshold": 0.3, "surrogate_width": 0.5})
+    assert Problem.unflatten(problem.flatten()) == problem
+    assert (problem.threshold_value, problem.surrogate_width) == (0.3, 0.5)
 
 
 def test_available_backends_come_slowest_first():

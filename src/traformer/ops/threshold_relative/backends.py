@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -77,8 +76,6 @@ def unavailable_reason(name: str) -> str | None:
         raise unknown_name("backend", name, BACKENDS)
     if not BACKENDS[name].fused:
         return None
-    if find_spec(f"traformer.ops.threshold_relative.{name}") is None:
-        return f"backend {name!r} is not part of this version"
     return fused_backend(name).unavailable_reason()
 
 
