@@ -24,11 +24,11 @@ from traformer.terminal import warn
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("traformer.commands.list_names", "list tasks, attention methods, presets and experiments"),
     "show": ("traformer.commands.show", "print examples of a task, readably"),
-    "data": ("traformer.commands.data", "tokenise text into the cache, and tell what is in it"),
+    "data": ("traformer.commands.data", "tokenise text into the cache, and report what is in it"),
     "train": ("traformer.commands.train", "train a model into a run folder, or resume one"),
     "eval": ("traformer.commands.evaluate", "measure a run by length, far beyond its training length"),
     "convert": ("traformer.commands.convert", "put another attention into a decoder that is trained already"),
-    "generate": ("traformer.commands.generate", "let a run's model go on from a prompt, token by token"),
+    "generate": ("traformer.commands.generate", "continue a prompt with a run's model, token by token"),
     "diagnose": (
         "traformer.commands.diagnose",
         "why a run fails beyond its length: residue, up-weighting",
@@ -132,7 +132,7 @@ def _show_warnings() -> None:
 
 def _fail(message: str, status: int = 2, kind: str = "error: ") -> int:
     with suppress(OSError):
-        sys.stdout.flush()  # what came before stands before
+        sys.stdout.flush()  # so that it appears before the error
     with suppress(OSError):
         print(f"tra: {kind}{message}", file=sys.stderr, flush=True)
     return status

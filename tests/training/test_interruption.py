@@ -67,7 +67,7 @@ def test_a_request_to_stop_saves_and_says_how_to_go_on(tmp_path, number):
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert f"and saved; go on with: tra train --resume --out {path}" in error and "Traceback" not in error
+    assert f"and saved; continue with: tra train --resume --out {path}" in error and "Traceback" not in error
     (saved,) = checkpoints.all_checkpoints(path / "checkpoints")
     assert 20 <= saved.step < 150 and saved.fault() is None and f"step {saved.step} of 150" in error
     train(config, path, resume=True, quiet=True)

@@ -101,7 +101,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capfd)
 def test_a_folder_that_exists_is_refused(tmp_path):
     config = tiny_config(steps=2)
     train(config, tmp_path / "run", quiet=True)
-    with pytest.raises(RunError, match="--resume to go on with it, --overwrite to replace it"):
+    with pytest.raises(RunError, match="--resume to continue it, --overwrite to replace it"):
         train(config, tmp_path / "run", quiet=True)
     with pytest.raises(RunError, match="there is no run folder"):
         train(config, tmp_path / "absent", resume=True, quiet=True)

@@ -153,7 +153,7 @@ def test_all_processes_stop_together_and_save(tmp_path):
     assert process.returncode != 0
     (saved,) = checkpoints.all_checkpoints(path / "checkpoints")
     assert saved.step >= 10 and saved.fault() is None
-    assert "go on with: tra train --resume" in error
+    assert "continue with: tra train --resume" in error
 
 
 @pytest.mark.slow

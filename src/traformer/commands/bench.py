@@ -6,7 +6,7 @@ import argparse
 from importlib.util import find_spec
 
 BENCHMARKS = {
-    "tasks": "tokens a second that the task generators make",
+    "tasks": "tokens per second of the task generators",
     "attention": "time and memory of the attention kernels by length",
     "decode": "time a token when decoding with a cache",
     "train": "time and memory of a training step, over RoPE's",

@@ -1,4 +1,4 @@
-"""`tra data PATH`: tokenise a corpus into the cache, and tell what is in it."""
+"""`tra data PATH`: tokenise a corpus into the cache, and report what is in it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from traformer.commands.arguments import positive_int
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="where it goes (default runs/demo)")
-    parser.add_argument("--jobs", type=positive_int, help="runs at once (default: one a core)")
+    parser.add_argument("--jobs", type=positive_int, help="runs at once (default: one per core)")
     parser.add_argument("--seed", type=int, default=0)
 
 

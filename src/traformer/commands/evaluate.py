@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--examples",
         type=positive_int,
         default=256,
-        help="sequences a length and split; of text, this times 8,192 tokens at every window (default 256)",
+        help="sequences per length and split; for text, this times 8,192 tokens at every window (default 256)",
     )
     parser.add_argument("--seed", type=int, help="whose test stream (default: the run's seed)")
     parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")

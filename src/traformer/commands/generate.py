@@ -1,4 +1,4 @@
-"""`tra generate RUN --prompt ...`: a trained model goes on from a prompt, token by token."""
+"""`tra generate RUN --prompt ...`: a trained model continues a prompt, token by token."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", help="a name (see `tra list experiments`), a .py file or a module with cells()")
     parser.add_argument("--out", metavar="DIR", help="where the runs go (default: runs/EXPERIMENT)")
-    parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads a cell)")
+    parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads per cell)")
     parser.add_argument(
         "--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local for one on this machine"
     )

@@ -136,7 +136,7 @@ def resumed_config(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Run
     from traformer.runs.folder import RunFolder
 
     if not args.out:
-        raise InputError("--resume needs --out: the run folder to go on with")
+        raise InputError("--resume needs --out: the run folder to continue")
     folder = RunFolder.open(args.out)
     stored = folder.read_config()
     if args.config:

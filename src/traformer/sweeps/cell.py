@@ -66,7 +66,7 @@ def check_names(cells: Sequence[Cell]) -> None:
         for end in range(1, len(parts)):
             if parts[:end] in taken:
                 raise InputError(
-                    f"cell {'/'.join(parts)!r} lies in the folder of cell {'/'.join(parts[:end])!r}; rename one"
+                    f"cell {'/'.join(parts)!r} is in the folder of cell {'/'.join(parts[:end])!r}; rename one"
                 )
 
 
@@ -89,7 +89,7 @@ def is_done(cell: Cell, folder: RunFolder) -> bool:
 
 
 def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurement]:
-    """Train (or go on), measure (or go on), and return what was measured."""
+    """Train (or resume), measure (or resume), and return what was measured."""
     from traformer.devices import set_threads
     from traformer.evaluation.evaluate import evaluate_run
     from traformer.training.loop import train

@@ -3,7 +3,7 @@
     OUT/cells/NAME.json   what the cell is          OUT/logs/NAME.log   what its process printed
     OUT/NAME/             its run folder            OUT/report.html     all of them side by side
 
-Giving the same sweep again skips what is done and goes on with what is not. A cell that fails stops no other.
+Giving the same sweep again skips what is done and continues what is not. A cell that fails stops no other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from traformer.storage import make_folder, write_atomically
 from traformer.sweeps.cell import Cell, check_names, is_done
 
 PROCESS_MEMORY = 700 * 2**20  # of a process that has loaded torch and transformers
-KILLED_RETRIES = 3  # a cell whose process was killed goes on this many times within one sweep
+KILLED_RETRIES = 3  # a cell whose process was killed is resumed this many times within one sweep
 POLL_SECONDS = 0.2
 
 
@@ -187,7 +187,7 @@ def _look_after(state: CellState, view: SweepView) -> None:
     if code == 0:
         state.status, state.message = "done", ""
     elif (code < 0 or code in (130, 143)) and state.attempts <= KILLED_RETRIES:
-        state.status, state.message = "waiting", f"its process was killed (status {code}); it goes on"
+        state.status, state.message = "waiting", f"its process was killed (status {code}); it resumes"
     else:
         state.status = "failed"
         state.message = _last_line(state) or f"its process ended with status {code}"

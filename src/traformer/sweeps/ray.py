@@ -1,6 +1,6 @@
 """The same sweep on a Ray cluster: every cell a task with its share of CPUs or a GPU.
 
-A worker or node that dies has its cell started again by Ray, and the cell goes on from its newest checkpoint wherever
+A worker or node that dies has its cell started again by Ray, and the cell resumes from its newest checkpoint wherever
 the run folder can be seen (a shared path, or the same machine). Where it cannot be seen from here, the small files
 (config, metrics, results) come back with the task's result and are written here.
 """

@@ -95,7 +95,7 @@ def _prepare(
     check_folder(folder.path)
     if not resume and not overwrite and not folder.is_free():
         raise RunError(
-            f"{folder.path} exists; give --resume to go on with it, --overwrite to replace it, or another --out"
+            f"{folder.path} exists; give --resume to continue it, --overwrite to replace it, or another --out"
         )
     if resume:
         RunFolder.open(folder.path)
@@ -234,7 +234,7 @@ class _Run:
                 if asked and step < config.steps:
                     raise Stopped(
                         f"stopped at step {step} of {config.steps} and saved; "
-                        f"go on with: tra train --resume --out {self.folder.path}",
+                        f"continue with: tra train --resume --out {self.folder.path}",
                         asked,
                     )
         seconds = time.monotonic() - started
@@ -370,7 +370,7 @@ class _MetricsFile:
         self._guarded(lambda handle: (handle.write(json.dumps(line) + "\n"), handle.flush()))
 
     def sync(self) -> None:
-        """Before a checkpoint: the lines it stands on must be as durable as itself."""
+        """Before a checkpoint: the lines up to it must be as durable as it is."""
         self._guarded(lambda handle: os.fsync(handle.fileno()))
 
     def _guarded(self, action: Callable[[TextIO], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: the run finishes its step, saves, and says how to go on."""
+"""Ctrl-C and SIGTERM as a request: the run finishes its step, saves, and says how to continue."""
 
 from __future__ import annotations
 
