@@ -69,8 +69,8 @@ def threshold_relative_attention(
     if forward_ad._current_level >= 0 and options.get("surrogate_width") is not None:
         raise InputError("surrogate_width is a rule for gradients: it has no forward-mode derivative; leave it out")
     chosen = _choose(backend, problem)
-    if problem.key_low is not None and chosen != "cpu":
-        raise InputError(f"key_index needs the compiled backend 'cpu', not {chosen!r}; leave it out")
+    if problem.key_low is not None and chosen not in ("cpu", "triton"):
+        raise InputError(f"key_index needs the backend 'cpu' or 'triton', not {chosen!r}; leave it out")
     if not BACKENDS[chosen].fused:
         return reference.forward(problem)
     return _run(problem, chosen).out

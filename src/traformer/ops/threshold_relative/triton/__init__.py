@@ -67,10 +67,11 @@ def _check(problem: Problem) -> None:
 
 
 def forward(problem: Problem) -> Forward:
+    from traformer.ops.threshold_relative.triton.decode_kernels import decode, is_decode
     from traformer.ops.threshold_relative.triton.forward_kernel import forward as walk
 
     _check(problem)
-    return walk(problem)
+    return decode(problem) if is_decode(problem) else walk(problem)
 
 
 def backward(problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients:

@@ -188,6 +188,7 @@ def query_gradient_kernel(
     out += row0.to(tl.int64) * stride_ot
     grad_q += row0.to(tl.int64) * stride_dqt
     index = tl.arange(0, BLOCK_M)
+    q_offset = index * stride_qt
     row = row0 + index
     real = row < queries
     flat_row = flat_head.to(tl.int64) * queries + row
@@ -232,7 +233,7 @@ def query_gradient_kernel(
         if (block == start_block) | (block % strip_blocks == strip_blocks - 1):
             tl.store(counts + (block // strip_blocks).to(tl.int64) * queries + row, carried, mask=real)
         k_tile, dot, some = look(
-            block, q_tile, q_norm, limit, first, last, padding, norm, value, q, stride_qt, real, k, stride_kt, v,
+            block, q_tile, q_norm, limit, first, last, padding, norm, value, q, q_offset, real, k, stride_kt, v,
             stride_vt, keys, threshold, threshold_value, threshold_rest, flat_row, scale, scale_rest, HEAD_SIZE,
             BLOCK_D, BLOCK_N, CHUNK,
         )  # fmt: skip
@@ -257,7 +258,7 @@ def query_gradient_kernel(
             passing = (some == 0) & (block >= stop_block)
             while passing:
                 found = may_keep(
-                    block, q_norm, limit, first, last, padding, norm, q, stride_qt, real, k, stride_kt, keys, HEAD_SIZE,
+                    block, q_norm, limit, first, last, padding, norm, q, q_offset, real, k, stride_kt, keys, HEAD_SIZE,
                     BLOCK_D, BLOCK_N,
                 )  # fmt: skip
                 if (found == 0) & (block % strip_blocks == strip_blocks - 1):
@@ -367,6 +368,7 @@ def key_gradient_kernel(
     norm += flat_key_head.to(tl.int64) * blocks
     value += flat_key_head.to(tl.int64) * blocks
     index = tl.arange(0, BLOCK_M)
+    q_offset = index * stride_qt
     column = tl.arange(0, BLOCK_N)
 
     block = (strip + 1) * strip_blocks - 1
@@ -397,7 +399,7 @@ def key_gradient_kernel(
                         g_block = grad_out + wide_head * stride_gh + row0.to(tl.int64) * stride_gt
                         q_tile = load_tile(q_block, index, stride_qt, real, HEAD_SIZE, BLOCK_D)
                         dot = products(
-                            q_tile, k_tile, q_block, stride_qt, real, k_block, stride_kt, key < keys,
+                            q_tile, k_tile, q_block, q_offset, real, k_block, stride_kt, key < keys,
                             tl.minimum(row_block, 0), HEAD_SIZE, BLOCK_D,
                         )  # fmt: skip
                         limit = row_limits(threshold, threshold_value, scale, flat_row, real)
@@ -411,7 +413,7 @@ def key_gradient_kernel(
                         key_norm, overflow = key_norms(norm, block, q_norm)
                         dot, some = decide(
                             dot, visible, limit, (q_norm * (HEAD_SIZE * BAND) * key_norm)[:, None], overflow,
-                            values_bad, q_block, stride_qt, real, k_block, stride_kt, v_block, stride_vt, key < keys,
+                            values_bad, q_block, q_offset, real, k_block, stride_kt, v_block, stride_vt, key < keys,
                             threshold, threshold_value, threshold_rest, flat_row, scale, scale_rest, HEAD_SIZE, BLOCK_D,
                             CHUNK,
                         )  # fmt: skip

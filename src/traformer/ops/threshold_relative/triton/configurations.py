@@ -19,7 +19,7 @@ COUNT_BY_TRIANGLE = (
 UNSPECIALISED = [
     *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bht"),
     "batch", "queries", "keys", "query_start", "padding_stride", "query_heads", "key_heads", "blocks", "row_blocks",
-    "drop_limit", "strips", "strip_blocks", "splits", "near_keys", "index_blocks", "group", "split_blocks", "all_keys",
+    "drop_limit", "strips", "strip_blocks", "splits", "near_keys", "index_blocks", "group", "split_blocks", "all_keys", "all_parts",
 ]  # fmt: skip
 
 
@@ -34,6 +34,9 @@ class Configuration:
 _TABLE: dict[tuple[str, int], dict[int, Configuration]] = {
     ("forward", 2): {64: Configuration(64, 32, 4), 128: Configuration(128, 16, 8), 256: Configuration(64, 16, 8)},
     ("forward", 4): {64: Configuration(32, 16, 4), 128: Configuration(32, 16, 8), 256: Configuration(32, 16, 8)},
+    # Decode has as many rows as there are queries of a key head, and the key index's blocks of keys.
+    ("decode", 2): {256: Configuration(16, 64, 4)},
+    ("decode", 4): {256: Configuration(16, 64, 4)},
     # Both kernels of the backward must cut the keys alike.
     ("query_gradient", 2): {
         64: Configuration(64, 16, 4),

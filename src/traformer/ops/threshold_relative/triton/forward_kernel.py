@@ -119,6 +119,7 @@ def forward_kernel(
     q += row0.to(tl.int64) * stride_qt
     out += row0.to(tl.int64) * stride_ot
     index = tl.arange(0, BLOCK_M)
+    q_offset = index * stride_qt
     row = row0 + index
     real = row < queries
     flat_row = flat_head.to(tl.int64) * queries + row
@@ -166,7 +167,7 @@ def forward_kernel(
     walking = (block >= stop_block).to(tl.int32)
     while walking > 0:
         _k_tile, dot, some = look(
-            block, q_tile, q_norm, limit, first, last, padding, norm, value, q, stride_qt, real, k, stride_kt, v,
+            block, q_tile, q_norm, limit, first, last, padding, norm, value, q, q_offset, real, k, stride_kt, v,
             stride_vt, keys, threshold, threshold_value, threshold_rest, flat_row, scale, scale_rest, HEAD_SIZE,
             BLOCK_D, BLOCK_N, CHUNK,
         )  # fmt: skip
@@ -201,7 +202,7 @@ def forward_kernel(
         passing = (some == 0) & (unfinished > 0) & (block >= stop_block)
         while passing:
             found = may_keep(
-                block, q_norm, limit, first, last, padding, norm, q, stride_qt, real, k, stride_kt, keys, HEAD_SIZE,
+                block, q_norm, limit, first, last, padding, norm, q, q_offset, real, k, stride_kt, keys, HEAD_SIZE,
                 BLOCK_D, BLOCK_N,
             )  # fmt: skip
             low = tl.where(found > 0, low, block * BLOCK_N)

@@ -49,7 +49,7 @@ def products(
     q_tile,
     k_tile,
     q_block,
-    stride_q,
+    q_offset,
     rows_valid,
     k_block,
     stride_k,
@@ -65,12 +65,11 @@ def products(
     sums = tl.zeros((q_tile.shape[0], k_tile.shape[0]), dtype=tl.float32)
     if q_tile.dtype == tl.float32:
         PIECE: tl.constexpr = 16
-        index = tl.arange(0, q_tile.shape[0])
         column = tl.arange(0, k_tile.shape[0])
         for start in range(0, BLOCK_D + zero, PIECE):
             channel = start + tl.arange(0, PIECE)
             inside = (channel < HEAD_SIZE)[None, :]
-            a = tl.load(q_block + index[:, None] * stride_q + channel[None, :], rows_valid[:, None] & inside, 0.0)
+            a = tl.load(q_block + q_offset[:, None] + channel[None, :], rows_valid[:, None] & inside, 0.0)
             b = tl.load(k_block + column[:, None] * stride_k + channel[None, :], keys_valid[:, None] & inside, 0.0)
             sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee")
     else:
@@ -167,7 +166,7 @@ def decide(
     overflow,  # whether some product of the tile may be non-finite: 0 or 1
     values_bad,  # whether some value of the tile is not finite: 0 or 1
     q_block,  # pointers to the tile's first query, key and value
-    stride_q,
+    q_offset,  # [M] of each query from the first
     rows_valid,  # bool [M]
     k_block,
     stride_k,
@@ -199,7 +198,7 @@ def decide(
     settled = dot
     if careful:
         settled = recheck(
-            settled, limit, band, q_block, stride_q, rows_valid, k_block, stride_k, threshold, threshold_value,
+            settled, limit, band, q_block, q_offset, rows_valid, k_block, stride_k, threshold, threshold_value,
             threshold_rest, flat_row, scale, scale_rest, HEAD_SIZE, CHUNK,
         )  # fmt: skip
         if values_bad > 0:
@@ -231,7 +230,7 @@ def look(
     norm,  # of the key blocks, see summaries.py
     value,
     q_block,
-    stride_q,
+    q_offset,
     rows_valid,
     k,
     stride_k,
@@ -256,14 +255,14 @@ def look(
     k_block = k + low.to(tl.int64) * stride_k
     k_tile = load_tile(k_block, column, stride_k, key < keys, HEAD_SIZE, BLOCK_D)
     dot = products(
-        q_tile, k_tile, q_block, stride_q, rows_valid, k_block, stride_k, key < keys, tl.minimum(block, 0), HEAD_SIZE,
+        q_tile, k_tile, q_block, q_offset, rows_valid, k_block, stride_k, key < keys, tl.minimum(block, 0), HEAD_SIZE,
         BLOCK_D,
     )  # fmt: skip
     key_norm, overflow = key_norms(norm, block, q_norm)
     values_bad = (tl.load(value + block) == INF).to(tl.int32)
     dot, some = decide(
         dot, visible_keys(key, first, last, padding, keys), limit, (q_norm * (HEAD_SIZE * BAND) * key_norm)[:, None],
-        overflow, values_bad, q_block, stride_q, rows_valid, k_block, stride_k, v + low.to(tl.int64) * stride_v,
+        overflow, values_bad, q_block, q_offset, rows_valid, k_block, stride_k, v + low.to(tl.int64) * stride_v,
         stride_v, key < keys, threshold, threshold_value, threshold_rest, flat_row, scale, scale_rest, HEAD_SIZE,
         BLOCK_D, CHUNK,
     )  # fmt: skip
@@ -280,7 +279,7 @@ def may_keep(
     padding,
     norm,
     q_block,
-    stride_q,
+    q_offset,
     rows_valid,
     k,
     stride_k,
@@ -295,7 +294,6 @@ def may_keep(
     """
     PIECE: tl.constexpr = min(BLOCK_D, 32)
     low = block * BLOCK_N
-    index = tl.arange(0, limit.shape[0])
     column = tl.arange(0, BLOCK_N)
     valid = low + column < keys
     k_block = k + low.to(tl.int64) * stride_k
@@ -303,7 +301,7 @@ def may_keep(
     for start in range(0, BLOCK_D + tl.minimum(block, 0), PIECE):  # + 0, which the compiler does not know: no unrolling
         channel = start + tl.arange(0, PIECE)
         inside = (channel < HEAD_SIZE)[None, :]
-        q_piece = tl.load(q_block + index[:, None] * stride_q + channel[None, :], rows_valid[:, None] & inside, 0.0)
+        q_piece = tl.load(q_block + q_offset[:, None] + channel[None, :], rows_valid[:, None] & inside, 0.0)
         k_piece = tl.load(k_block + column[:, None] * stride_k + channel[None, :], valid[:, None] & inside, 0.0)
         dot = multiply(q_piece, tl.trans(k_piece), dot)
     key_norm, overflow = key_norms(norm, block, q_norm)
@@ -339,7 +337,7 @@ def recheck(
     limit,
     band,
     q_block,
-    stride_q,
+    q_offset,
     rows_valid,
     k_block,
     stride_k,
@@ -357,7 +355,7 @@ def recheck(
         score = tl.zeros_like(flat_row).to(tl.float64) + threshold_value + threshold_rest
     else:
         score = tl.load(threshold + flat_row, mask=rows_valid, other=0.0).to(tl.float64)
-    q_rows = q_block + tl.arange(0, dot.shape[0]) * stride_q
+    q_rows = q_block + q_offset
     column = tl.arange(0, dot.shape[1])
     just_above = limit + tl.maximum(tl.abs(limit) * 2.0**-22, 1e-36)
     near = (tl.abs(dot - limit[:, None]) <= band) & is_visible(dot)
