@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml constraints.txt csrc/cmake/CMakeLists.txt $(wildcard csrc/*.h csrc/*.cpp)
 
-.PHONY: setup demo test test-slow test-ray fuzz wheels lint format bench sanitize clean docs test-browser
+.PHONY: setup demo test test-slow test-ray test-gpu fuzz wheels lint format bench sanitize clean docs test-browser
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ test-slow: setup
 test-ray: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -m ray
+
+# On a machine with a GPU and a build of torch for it: the kernels' whole suite, then compile, autocast, graphs, training.
+test-gpu: setup
+	$(BIN)/python -m pytest tests/ops/triton/kernels tests/ops/triton/gpu -rs
 
 lint: setup
 	$(BIN)/ruff check .

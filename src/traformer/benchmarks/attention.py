@@ -6,6 +6,7 @@ within a round: its median and its middle half. Methods:
     tra        this kernel with its default tolerance        tra_full   the same with tolerance 0: every key is read
     sdpa       torch's scaled_dot_product_attention, causal  alibi      the same with an ALiBi bias and causal mask
     eager      the formula in plain torch                    compiled   torch.compile of it
+    flex       FlexAttention with ALiBi's bias, on a GPU
 
 A last table has the time of tra_full with decays as at the start over that with heads that never forget. Both read the
 same keys, so it is about 1; where a processor is slow on denormal numbers and the kernel did not flush them, it is far
@@ -15,6 +16,7 @@ above.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import math
 import platform
@@ -29,7 +31,7 @@ from typing import Any
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError, unknown_name
 
-METHODS = ("tra", "tra_full", "sdpa", "alibi", "eager", "compiled")
+METHODS = ("tra", "tra_full", "sdpa", "alibi", "flex", "eager", "compiled")
 DECAYS = ("init", "long", "run")
 DENORMAL_SHAPE = (16, 4, 512)  # batch, heads and length at which init is compared with long
 PASSES = ("forward", "both")
@@ -53,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--run", type=Path, metavar="DIR", help="a run folder: measure on its model's queries, keys and decays too"
+    )
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu, or cuda (default cpu)")
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="(default float32)"
     )
     parser.add_argument("--head-size", type=positive_int, default=64)
     parser.add_argument("--rounds", type=positive_int, default=15, help="timed calls per method (default 15)")
@@ -96,13 +102,17 @@ def main(args: argparse.Namespace) -> int:
         if path is not None and not path.parent.is_dir():
             raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
     set_threads(args.threads)
-    about = describe_machine(args.head_size) | {"clock": args.clock}
+    device = benchmark_device(args.device)
+    if device.type != "cpu" and args.memory:
+        raise InputError("--memory measures processes on the CPU; leave it out with --device cuda")
+    about = describe_machine(args.head_size) | describe_device(device) | {"clock": args.clock, "dtype": args.dtype}
     print(machine_line(about))
     rows: list[dict[str, Any]] = []
     for length in args.lengths:
         batch, heads = SHAPES.get(length, (1, 2) if length <= 32768 else (1, 1))
         for decay in args.decays:
             inputs = draw(batch, heads, length, args.head_size, decay) if decay != "run" else from_run(args.run, length)
+            inputs = tuple(x.to(device, getattr(torch, args.dtype)) for x in inputs)
             for passes in args.passes:
                 print(f"measuring length {length}, {decay} decay, {passes}", file=sys.stderr, flush=True)
                 rows += measure(
@@ -113,7 +123,7 @@ def main(args: argparse.Namespace) -> int:
                     if row["length"] == length and row["decay"] == decay and row["method"] in ("tra", "sdpa"):
                         row["peak_mib"] = peak_memory(row, args.head_size, torch.get_num_threads())
     table = markdown(rows)
-    if "tra_full" in args.methods and {"init", "long"} <= set(args.decays):
+    if "tra_full" in args.methods and {"init", "long"} <= set(args.decays) and device.type == "cpu":
         compared = [compare_decays(name, args.head_size, args.rounds, args.clock) for name in args.passes]
         table += "\n\n" + denormal_table(compared)
         rows += compared
@@ -146,6 +156,47 @@ def describe_machine(head_size: int) -> dict[str, Any]:
         "denormals": "flushed in the kernel" if cpu.is_available() else "kept",
         "sdpa backend": chosen,
     }
+
+
+def benchmark_device(name: str) -> Any:
+    """The device of this name, where torch has it."""
+    import torch
+
+    if name not in ("cpu", "cuda"):
+        raise unknown_name("device", name, ("cpu", "cuda"))
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch sees no GPU here; leave --device out, or run on a machine that has one")
+    return torch.device(name)
+
+
+def describe_device(device: Any) -> dict[str, Any]:
+    """Name, memory and compiler of a GPU; nothing for the CPU."""
+    import torch
+
+    if device.type == "cpu":
+        return {}
+    facts = torch.cuda.get_device_properties(device)
+    return {
+        "gpu": facts.name,
+        "gpu memory": f"{facts.total_memory / 2**30:.0f} GiB",
+        "multiprocessors": facts.multi_processor_count,
+        "cuda": torch.version.cuda or f"ROCm {torch.version.hip}",
+        "triton": importlib.metadata.version("triton"),
+    }
+
+
+def clock_of(clock: str, device: Any) -> Callable[[], float]:
+    """Seconds; on a GPU once everything before has finished."""
+    import torch
+
+    if device.type == "cuda":
+
+        def now() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+
+        return now
+    return time.process_time if clock == "cpu" else time.perf_counter
 
 
 def cpu_model() -> str:
@@ -201,7 +252,7 @@ def callables(inputs: tuple[Any, ...], passes: str, quadratic: bool) -> dict[str
     from traformer.ops import threshold_relative_attention
 
     q, k, v, log_decay = (x.detach().requires_grad_(passes == "both") for x in inputs)
-    upstream = torch.randn(q.shape, generator=torch.Generator().manual_seed(1))
+    upstream = torch.randn(q.shape, generator=torch.Generator().manual_seed(1)).to(q.device, q.dtype)
     length, heads = q.shape[2], q.shape[1]
     scores = q.shape[0] * heads * length * length
 
@@ -218,15 +269,35 @@ def callables(inputs: tuple[Any, ...], passes: str, quadratic: bool) -> dict[str
     methods["tra_full"] = run(lambda *x: threshold_relative_attention(*x, tolerance=0.0), q, k, v, log_decay)
     methods["sdpa"] = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)
     if scores <= SCORES_LIMIT:
-        position = torch.arange(length, dtype=torch.float32)
-        slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+        position = torch.arange(length, dtype=torch.float32, device=q.device)
+        slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=q.device) / heads)
         bias = (position - position[:, None])[None] * slopes[:, None, None]
-        bias = bias.masked_fill(position > position[:, None], -torch.inf)[None]
+        bias = bias.masked_fill(position > position[:, None], -torch.inf)[None].to(q.dtype)
         methods["alibi"] = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=bias), q, k, v)
         methods["eager"] = run(eager_formula, q, k, v, log_decay)
+    if q.device.type == "cuda":
+        methods["flex"] = run(flex_alibi(heads, length, q.device), q, k, v)
     if scores <= COMPILE_LIMIT:
         methods["compiled"] = run(torch.compile(eager_formula), q, k, v, log_decay)
     return methods
+
+
+def flex_alibi(heads: int, length: int, device: Any) -> Callable[..., Any]:
+    """FlexAttention, compiled, with ALiBi's bias and a causal block mask."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=device) / heads)
+
+    def bias(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score + (key - query) * slopes[head]
+
+    def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return query >= key
+
+    mask = create_block_mask(causal, None, None, length, length, device=device)
+    compiled = torch.compile(flex_attention)
+    return lambda q, k, v: compiled(q, k, v, score_mod=bias, block_mask=mask)
 
 
 def eager_formula(q: Any, k: Any, v: Any, log_decay: Any) -> Any:
@@ -235,7 +306,7 @@ def eager_formula(q: Any, k: Any, v: Any, log_decay: Any) -> Any:
 
     length = q.shape[2]
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[3])
-    keep = (scores > 0) & torch.ones(length, length, dtype=torch.bool).tril()
+    keep = (scores > 0) & torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     distance = keep.flip(-1).cumsum(-1).flip(-1)
     logits = (scores + log_decay.unsqueeze(-1) * distance).masked_fill(~keep, -torch.inf)
     return torch.nan_to_num(torch.softmax(logits, -1)) @ v
@@ -257,12 +328,15 @@ def measure(
     q, k, _, log_decay = inputs
     length = q.shape[2]
     methods = {name: f for name, f in callables(inputs, passes, length <= limit).items() if name in wanted}
-    now = time.process_time if clock == "cpu" else time.perf_counter
+    now = clock_of(clock, q.device)
     began = time.perf_counter()
     for function in methods.values():
         function()
     times: dict[str, list[float]] = {name: [] for name in methods}
-    first = time.perf_counter() - began
+    began = now() if q.device.type == "cuda" else began  # the first call of a method on a GPU compiles it
+    for function in methods.values() if q.device.type == "cuda" else ():
+        function()
+    first = (now() if q.device.type == "cuda" else time.perf_counter()) - began
     for _ in range(max(3, min(rounds, int(seconds / max(first, 1e-6))))):
         for name, function in methods.items():
             start = now()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from traformer.benchmarks.attention import benchmark_device
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError, unknown_name
 from traformer.methods import resolve_method
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive_int, default=8192, help="tokens a step (default 8192)")
     parser.add_argument("--vocabulary", type=positive_int, default=257, help="entries (default 257; GPT-2 has 50257)")
     parser.add_argument("--rounds", type=positive_int, default=7, help="timed steps a method (default 7)")
+    parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu, or cuda (default cpu)")
     parser.add_argument("--threads", type=positive_int, help="threads of torch (default: its own choice)")
     parser.add_argument(
         "--gate-bias",
@@ -79,6 +81,9 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(f"--json {args.json}: the folder {args.json.parent} does not exist; make it first")
     if args.threads:
         torch.set_num_threads(args.threads)
+    device = benchmark_device(args.device)
+    if device.type != "cpu" and not args.no_memory:
+        raise InputError("--device cuda: memory is measured in processes on the CPU; add --no-memory")
     methods = list(dict.fromkeys([*args.attentions, BASELINE]))
     rows: list[dict[str, Any]] = []
     for size in args.sizes:  # a size at a time, shown and written, so that stopping loses little
@@ -91,6 +96,7 @@ def main(args: argparse.Namespace) -> int:
                 "tokens": args.tokens,
                 "vocabulary": args.vocabulary,
                 "gate_bias": args.gate_bias,
+                "device": args.device,
             }
             found += measure(methods, args.rounds, **settings)
         if not args.no_memory:
@@ -127,7 +133,14 @@ class Step:
     """A model and its optimizer; called, it does one training step on the same tokens."""
 
     def __init__(
-        self, attention: str, size: str, window: int, tokens: int, vocabulary: int, gate_bias: float = 0.0
+        self,
+        attention: str,
+        size: str,
+        window: int,
+        tokens: int,
+        vocabulary: int,
+        gate_bias: float = 0.0,
+        device: str = "cpu",
     ) -> None:
         import torch
 
@@ -140,18 +153,19 @@ class Step:
             size, attention=attention, vocab_size=vocabulary, pad_token_id=None, attention_dropout=0.0,
             attention_options={"backend": backend} if backend else {},
         )  # fmt: skip
-        self.model = TraformerForCausalLM(config).train()
+        self.model = TraformerForCausalLM(config).train().to(device)
         for name, parameter in self.model.named_parameters():
             if name.endswith("decay_proj.bias"):
                 parameter.data += gate_bias
         self.parameters = list(self.model.parameters())
         self.loss = AnswerLoss(self.model)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-4, weight_decay=0.01, fused=True)
-        self.input_ids = torch.randint(0, vocabulary, (max(1, tokens // window), window))
+        self.input_ids = torch.randint(0, vocabulary, (max(1, tokens // window), window)).to(device)
         self.answers = torch.ones_like(self.input_ids, dtype=torch.bool)
         self.answers[:, 0] = False
 
     def __call__(self) -> None:
+        import torch
         from torch import nn
 
         loss, _ = self.loss(self.input_ids, self.answers)
@@ -159,6 +173,8 @@ class Step:
         float(nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None]))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.input_ids.is_cuda:
+            torch.cuda.synchronize()
 
 
 def measure(methods: Sequence[str], rounds: int, **settings: Any) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ BENCHMARKS = {
     "attention": "time and memory of the attention kernels by length",
     "decode": "time a token when decoding with a cache",
     "train": "time and memory of a training step, over RoPE's",
+    "predict": "times that the GPU kernel should take on an A100 and an H100, by a model",
+    "gpu": "every benchmark of this machine's GPU, into a folder that can be sent in",
 }
 
 

@@ -1,6 +1,6 @@
 """Ahead-of-time compilation of every kernel, without a GPU: for tests, for the table in results/gpu and the cost model.
 
-    python -m traformer.ops.threshold_relative.triton.compilation [--quick] [--out FILE]
+    python -m traformer.ops.threshold_relative.triton.compilation --out results/gpu/compiled.json
 
 compiles for each architecture and prints shared memory, registers and spilled registers. NVIDIA's come from the bundled
 assembler, AMD's from the metadata of the generated code.
@@ -8,10 +8,14 @@ assembler, AMD's from the metadata of the generated code.
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import json
 import re
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +36,9 @@ _POINTERS = {
     "first_key": "*i32", "score_bound": "*fp32", "seed": "*i64", "norm": "*fp32", "norm_so_far": "*fp32",
     "value": "*fp32", "value_so_far": "*fp32", "norms": "*fp32", "values": "*fp32", "normaliser": "*fp32",
     "reach": "*i32", "kept": "*i32", "log_sums": "*fp32", "deltas": "*fp32", "counts": "*fp32", "block_reach": "*i32",
-    "last_block": "*i32", "grad_decay": "*fp32", "grad_threshold": "*fp32",
+    "last_block": "*i32", "largest_norm": "*fp32", "index_low": "*fp32", "index_high": "*fp32", "index_norm": "*fp32",
+    "part_sums": "*fp32", "part_rows": "*fp32", "part_low": "*i32", "settled": "*i32", "grad_decay": "*fp32",
+    "grad_threshold": "*fp32",
 }  # fmt: skip
 _ELEMENTS = ("q", "k", "v", "out", "grad_out", "grad_q", "grad_k", "grad_v")
 _FLOATS = (
@@ -64,13 +70,15 @@ class Compiled:
 
 def kernels() -> dict[str, Any]:
     """Every kernel by the name of its configuration."""
-    from traformer.ops.threshold_relative.triton import backward_kernels, forward_kernel, summaries
+    from traformer.ops.threshold_relative.triton import backward_kernels, decode_kernels, forward_kernel, summaries
 
     return {
         "summary": summaries.summary_kernel,
         "forward": forward_kernel.forward_kernel,
         "query_gradient": backward_kernels.query_gradient_kernel,
         "key_gradient": backward_kernels.key_gradient_kernel,
+        "decode": decode_kernels.decode_kernel,
+        "join": decode_kernels.join_kernel,
     }
 
 
@@ -94,12 +102,13 @@ def compile_kernel(
     element = DTYPES[dtype]
     kernel = kernels()[name]
     if shape is None:
-        chosen = configuration("forward" if name == "summary" else name, element, head_size)
-        shape = (chosen.rows, chosen.keys, 4 if name == "summary" else chosen.warps)
+        chosen = configuration({"summary": "forward", "join": "decode"}.get(name, name), element, head_size)
+        shape = (chosen.rows, chosen.keys, 4 if name in ("summary", "join") else chosen.warps)
     rows, keys, warps = shape
     constants: dict[str, Any] = {
         "HEAD_SIZE": head_size, "BLOCK_D": block_d(head_size), "BLOCK_M": rows, "BLOCK_N": keys,
         "CHUNK": 1 if dtype == "fp32" else 8, "ALIGN": 16 if head_size % 16 == 0 else 8, "NEEDS_GRAD": True,
+        "NEAR": False, "INDEX_BLOCK": 64,
         "SURROGATE": surrogate, "DROPOUT": dropout, "BY_TRIANGLE": by_triangle,
     }  # fmt: skip
     missing = {n for n in OPTIONAL if n not in present}
@@ -132,15 +141,14 @@ def compile_kernel(
 
 
 def _nvidia_registers(ptx: str, architecture: str) -> tuple[int, int]:
-
     from triton.backends.nvidia.compiler import get_ptxas
 
-    assembler = get_ptxas(int(architecture[3:])).path
     target = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     assert target is not None
     with tempfile.TemporaryDirectory() as scratch:
         source = Path(scratch) / "kernel.ptx"
         source.write_text(ptx, encoding="utf-8")
+        assembler = get_ptxas(int(architecture.removeprefix("sm_"))).path
         command = [assembler, "-v", f"--gpu-name={target.group(1)}", source, "-o", Path(scratch) / "kernel.cubin"]
         report = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     registers = re.search(r"Used (\d+) registers", report)
@@ -151,4 +159,75 @@ def _nvidia_registers(ptx: str, architecture: str) -> tuple[int, int]:
 
 def _amd_registers(assembly: str) -> tuple[int, int]:
     found = {key: int(value) for key, value in re.findall(r"\.(\w+):\s+(\d+)", assembly)}
-    return found["vgpr_count"] + found.get("agpr_count", 0), found["vgpr_spill_count"]
+    return found["vgpr_count"], found["vgpr_spill_count"]
+
+
+# What the PTX of a kernel is counted by: matrix products, exponentials, memory.
+INSTRUCTIONS = {
+    "mma": r"(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)",
+    "exp2": r"ex2\.approx",
+    "global loads": r"ld\.global",
+    "global stores": r"st\.global",
+    "shared loads": r"(?:ld\.shared|ldmatrix)",
+    "shared stores": r"(?:st\.shared|stmatrix)",
+    "shuffles": r"shfl\.sync",
+    "barriers": r"bar(?:rier)?\.",
+    "fp64": r"(?:fma|mul|add)\.(?:rn\.)?f64",
+}
+
+
+def count_instructions(ptx: str) -> dict[str, int]:
+    """Instructions of a kernel as written: loops are counted once, so of a walk this is what one tile takes at most."""
+    return {
+        name: len(re.findall(rf"^\s+(?:@!?%p\d+ )?{pattern}", ptx, re.MULTILINE))
+        for name, pattern in INSTRUCTIONS.items()
+    }
+
+
+MODULE = "traformer.ops.threshold_relative.triton.compilation"
+KERNELS = ("summary", "forward", "query_gradient", "key_gradient", "decode", "join")
+HEAD_SIZES = (64, 128, 256)
+COLUMNS = ("kernel", "dtype", "head_size", "architecture", "rows", "keys", "warps", "shared", "registers", "spills")
+
+
+def record(compiled: Compiled) -> dict[str, Any]:
+    """A row of the table."""
+    row = {name: getattr(compiled, name) for name in COLUMNS}
+    if compiled.architecture.startswith("sm_"):
+        row["instructions"] = count_instructions(compiled.code)
+    return row
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    lines += ["| " + " | ".join(str(row[name]) for name in COLUMNS) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Compile the kernels without a GPU: shared memory, registers, spills.")
+    parser.add_argument("--architectures", nargs="+", default=list(ARCHITECTURES), choices=list(ARCHITECTURES))
+    parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--head-sizes", nargs="+", type=int, default=list(HEAD_SIZES))
+    parser.add_argument("--out", type=Path, help="FILE.json: add the rows to it, and write FILE.md beside it")
+    args = parser.parse_args(arguments)
+    rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out and args.out.exists() else []
+    for architecture, dtype, size, kernel in itertools.product(
+        args.architectures, args.dtypes, args.head_sizes, args.kernels
+    ):
+        row = record(compile_kernel(kernel, dtype, size, architecture))
+        print(" ".join(f"{name} {row[name]}" for name in COLUMNS), flush=True)
+        same = [old for old in rows if all(old[name] == row[name] for name in COLUMNS[:4])]
+        rows = [old for old in rows if old not in same] + [row]
+        if args.out:
+            order = {name: at for at, name in enumerate((*ARCHITECTURES, *DTYPES, *KERNELS))}
+            rows.sort(key=lambda r: (order[r["architecture"]], order[r["dtype"]], r["head_size"], order[r["kernel"]]))
+            about = {"triton": version("triton"), "command": f"python -m {MODULE} --out {args.out}"}
+            lines = ",\n".join(json.dumps(row) for row in rows)
+            args.out.write_text(f'{{"about": {json.dumps(about)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+            args.out.with_suffix(".md").write_text(markdown(rows) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

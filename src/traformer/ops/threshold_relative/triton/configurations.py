@@ -19,7 +19,8 @@ COUNT_BY_TRIANGLE = (
 UNSPECIALISED = [
     *(f"stride_{tensor}{axis}" for tensor in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bht"),
     "batch", "queries", "keys", "query_start", "padding_stride", "query_heads", "key_heads", "blocks", "row_blocks",
-    "drop_limit", "strips", "strip_blocks", "splits", "near_keys", "index_blocks", "group", "split_blocks", "all_keys", "all_parts",
+    "drop_limit", "strips", "strip_blocks", "splits", "near_keys", "index_blocks", "group", "split_blocks",
+    "all_keys", "all_parts",
 ]  # fmt: skip
 
 
@@ -30,26 +31,28 @@ class Configuration:
     warps: int
 
 
-# (kernel, bytes per element): rows by head size (up to and including), in ascending order.
+# (kernel, bytes per element): tile shapes by head size, up to and including it; results/gpu/compiled.md has
+# their registers.
 _TABLE: dict[tuple[str, int], dict[int, Configuration]] = {
     ("forward", 2): {64: Configuration(64, 32, 4), 128: Configuration(128, 16, 8), 256: Configuration(64, 16, 8)},
-    ("forward", 4): {64: Configuration(32, 16, 4), 128: Configuration(32, 16, 8), 256: Configuration(32, 16, 8)},
-    # Decode has as many rows as there are queries of a key head, and the key index's blocks of keys.
-    ("decode", 2): {256: Configuration(16, 64, 4)},
-    ("decode", 4): {256: Configuration(16, 64, 4)},
+    ("forward", 4): {64: Configuration(32, 16, 4), 128: Configuration(32, 16, 8), 256: Configuration(16, 16, 8)},
+    # Decode has as many rows as a key head has queries. Its key blocks divide those of a key index, 64.
+    ("decode", 2): {64: Configuration(16, 64, 4), 256: Configuration(16, 64, 8)},
+    ("decode", 4): {256: Configuration(16, 16, 8)},
     # Both kernels of the backward must cut the keys alike.
     ("query_gradient", 2): {
         64: Configuration(64, 16, 4),
         128: Configuration(128, 16, 8),
         256: Configuration(64, 16, 8),
     },
-    ("query_gradient", 4): {64: Configuration(32, 16, 4), 128: Configuration(32, 16, 8), 256: Configuration(32, 16, 8)},
-    ("key_gradient", 2): {64: Configuration(32, 16, 4), 128: Configuration(32, 16, 8), 256: Configuration(32, 16, 8)},
-    ("key_gradient", 4): {64: Configuration(16, 16, 4), 128: Configuration(16, 16, 8), 256: Configuration(16, 16, 8)},
+    ("query_gradient", 4): {64: Configuration(16, 16, 4), 256: Configuration(16, 16, 8)},
+    ("key_gradient", 2): {64: Configuration(32, 16, 8), 256: Configuration(16, 16, 8)},
+    ("key_gradient", 4): {256: Configuration(16, 16, 8)},
 }
 
 
 def configuration(kernel: str, dtype: torch.dtype, head_size: int) -> Configuration:
+    """The same for every architecture: what fits sm_80's registers without spilling fits the others'."""
     table = _TABLE[kernel, dtype.itemsize]
     return table[min(size for size in table if size >= head_size)]
 

@@ -1,9 +1,9 @@
 """Decode: few queries against a long cache, whose keys are split among programs.
 
-All queries of one key head share a tile, so that every key is read once. The nearest keys are read first, by one program
-per key head: heads that decay are settled by them, and the programs of the other splits then return at once, without the
-host knowing. A split counts its kept keys from its own right edge; since 2^(decay * count) factors, the parts join
-exactly. With a key index, blocks in which no query can keep a key are passed over unread.
+All queries of one key head share a tile, so that every key is read once. The nearest keys are read first, by one
+program per key head: heads that decay are settled by them, and the programs of the other splits then return at once,
+without the host knowing. A split counts its kept keys from its own right edge; since 2^(decay * count) factors, the
+parts join exactly. With a key index, blocks in which no query can keep a key are passed over unread.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ def decode_kernel(
     log_tolerance,
     steepest,
     drop_limit,
+    INDEX_BLOCK: tl.constexpr,
     NEAR: tl.constexpr,  # split 0, or all the others
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -199,12 +200,13 @@ def decode_kernel(
         key = low + column
         wanted = 1
         if index_low is not None:
-            summary = (flat_key_head * index_blocks + block).to(tl.int64) * HEAD_SIZE
+            index_block = low // INDEX_BLOCK
+            summary = (flat_key_head * index_blocks + index_block).to(tl.int64) * HEAD_SIZE
             least = tl.load(index_low + summary + channel, mask=channel < HEAD_SIZE, other=0.0)
             most = tl.load(index_high + summary + channel, mask=channel < HEAD_SIZE, other=0.0)
             query_values = q_tile.to(tl.float32)
             best = tl.sum(tl.maximum(query_values * least[None, :], query_values * most[None, :]), 1)
-            norm = tl.load(index_norm + flat_key_head.to(tl.int64) * (1 + index_blocks) + 1 + block)
+            norm = tl.load(index_norm + flat_key_head.to(tl.int64) * (1 + index_blocks) + 1 + index_block)
             # inf or NaN is never below a limit: a block that holds a non-finite key is always read.
             certain = (best + q_norm * norm * (16.0 * HEAD_SIZE * BAND) <= limit) | ~real
             wanted = 1 - tl.min(certain.to(tl.int32), 0)
@@ -251,10 +253,7 @@ def decode_kernel(
             sums = multiply(weight.to(v_tile.dtype), v_tile, sums * rescale[:, None])
             shift = top
         remaining = low - first
-        if NEAR:
-            have = tl.log2(total) + shift
-        else:
-            have = known
+        have = tl.log2(total) + shift if NEAR else known
         done = rest_is_small(
             upper,
             decay,
@@ -385,30 +384,29 @@ def decode(problem: Problem) -> Forward:
         return result
     batch, key_heads, head_size = k.shape[0], k.shape[1], k.shape[3]
     rows = max(16, 1 << (q.shape[2] * problem.heads_per_key_head - 1).bit_length())
-    blocks = -(-(problem.query_start + q.shape[2]) // BLOCK)
-    rest = max(0, blocks - NEAR_KEYS // BLOCK)
-    splits = min(MOST_SPLITS, -(-rest * BLOCK // SPLIT_KEYS))
+    chosen = configuration("decode", q.dtype, head_size)
+    keys = problem.query_start + q.shape[2]
+    rest = max(0, -(-keys // chosen.keys) - NEAR_KEYS // chosen.keys)  # blocks beyond the nearest keys
+    splits = min(MOST_SPLITS, -(-rest * chosen.keys // SPLIT_KEYS))
     split_blocks = -(-rest // splits) if splits else 1
     parts = 1 + splits
     heads = batch * key_heads
-    wide = {"dtype": torch.float32, "device": q.device}
-    part_rows = torch.empty(3, heads, parts, rows, **wide)
-    part_sums = torch.empty(heads, parts, rows, head_size, **wide)
+    part_rows = torch.empty(3, heads, parts, rows, dtype=torch.float32, device=q.device)
+    part_sums = torch.empty(heads, parts, rows, head_size, dtype=torch.float32, device=q.device)
     part_low = torch.empty(heads, parts, dtype=torch.int32, device=q.device)
     settled = torch.empty(heads, dtype=torch.int32, device=q.device)
     low, high, norm = problem.key_low, problem.key_high, problem.key_norm
-    if low is not None and (low.shape[:2] != k.shape[:2] or low.shape[3] != head_size or low.shape[2] < blocks):
+    if low is not None and (low.shape[:2] != k.shape[:2] or low.shape[3] != head_size or low.shape[2] * BLOCK < keys):
         raise InputError(f"key_index {list(low.shape)} does not belong to keys {list(k.shape)}")
     largest = None
     if norm is not None:
         largest = norm[:, :, 0].contiguous()
     elif problem.score_bound is None and problem.tolerance > 0.0:
-        largest = summarise(problem, BLOCK).norm_so_far[:, :, -1].contiguous()
+        largest = summarise(problem, chosen.keys).norm_so_far[:, :, -1].contiguous()
     align = alignment(q, k, problem.v)
     common = common_arguments(problem, align)
     scale = common.pop("survivor_scale")
     del common["SURROGATE"]
-    warps = configuration("decode", q.dtype, head_size).warps
     for near in (True, False) if splits else (True,):
         launch(
             decode_kernel,
@@ -432,8 +430,9 @@ def decode(problem: Problem) -> Forward:
             log_tolerance=math.log2(problem.tolerance * 0.9999) if problem.tolerance > 0.0 else math.nan,
             NEAR=near,
             BLOCK_M=rows,
-            BLOCK_N=BLOCK,
-            num_warps=warps,
+            INDEX_BLOCK=BLOCK,
+            BLOCK_N=chosen.keys,
+            num_warps=chosen.warps,
         )
     launch(
         join_kernel,

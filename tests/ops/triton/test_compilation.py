@@ -1,0 +1,98 @@
+"""Ahead-of-time compilation without a GPU: what results/gpu/compiled.json says holds, and every kernel compiles."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("needs triton's compiler", allow_module_level=True)
+
+from traformer.ops.threshold_relative.triton.compilation import (
+    ARCHITECTURES,
+    COLUMNS,
+    KERNELS,
+    compile_kernel,
+    count_instructions,
+    record,
+)
+
+TABLE = Path(__file__).parents[3] / "results" / "gpu" / "compiled.json"
+ROWS = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
+# The gradient of the keys holds two sums, and in fp32 splits every operand: this much spills (bytes, or registers).
+KNOWN_SPILLS = {("key_gradient", "bf16"): 8, ("key_gradient", "fp16"): 8, ("key_gradient", "fp32"): 336}
+
+
+def test_the_table_covers_every_kernel_and_architecture():
+    for architecture in ARCHITECTURES:
+        for kernel in KERNELS:
+            for dtype, size in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp16", 64), ("fp32", 64), ("fp32", 128)):
+                found = [r for r in ROWS if [r[n] for n in COLUMNS[:4]] == [kernel, dtype, size, architecture]]
+                assert len(found) == 1, (kernel, dtype, size, architecture)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_shared_memory_and_spills(architecture):
+    for row in (r for r in ROWS if r["architecture"] == architecture):
+        assert row["shared"] <= ARCHITECTURES[architecture][3], row
+        if row["head_size"] <= 128:
+            assert row["spills"] <= KNOWN_SPILLS.get((row["kernel"], row["dtype"]), 0), row
+
+
+def expected(kernel, dtype, size, architecture):
+    return next(r for r in ROWS if [r[n] for n in COLUMNS[:4]] == [kernel, dtype, size, architecture])
+
+
+# A short set for every change: what training and decoding in bf16 at head size 64 use, each on one architecture.
+QUICK = [("forward", "sm_80"), ("query_gradient", "sm_90"), ("key_gradient", "sm_80"), ("decode", "gfx942")]
+
+
+def check(kernel, dtype, size, architecture):
+    compiled = compile_kernel(kernel, dtype, size, architecture)
+    row, known = record(compiled), expected(kernel, dtype, size, architecture)
+    assert (row["rows"], row["keys"], row["warps"]) == (known["rows"], known["keys"], known["warps"])
+    assert compiled.shared <= compiled.shared_limit
+    if size <= 128:
+        assert compiled.spills <= KNOWN_SPILLS.get((kernel, dtype), 0)
+    if architecture.startswith("sm_"):
+        assert row["instructions"]["mma"] > 0 or kernel in ("summary", "join")
+
+
+@pytest.mark.parametrize("kernel,architecture", QUICK)
+def test_quick_set_compiles(kernel, architecture):
+    check(kernel, "bf16", 64, architecture)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_compiles(kernel, architecture):
+    for dtype, size in (("bf16", 64), ("bf16", 128), ("fp16", 128), ("fp32", 64)):
+        if (kernel, architecture) not in QUICK or (dtype, size) != ("bf16", 64):
+            compiled = compile_kernel(kernel, dtype, size, architecture)
+            assert compiled.shared <= compiled.shared_limit
+            assert compiled.spills <= KNOWN_SPILLS.get((kernel, dtype), 0)
+
+
+@pytest.mark.slow
+def test_options_compile_without_spills():
+    """Every optional tensor given, with dropout; and nothing given, no surrogate."""
+    everything = frozenset({"threshold", "exclude_self", "padding", "first_real", "first_key", "seed"})
+    for kernel in ("forward", "query_gradient", "decode"):
+        for present, surrogate, dropout in ((everything, True, True), (frozenset(), False, False)):
+            compile_kernel(kernel, "bf16", 64, "sm_80", present, surrogate, dropout)
+
+
+def test_instructions_are_counted():
+    ptx = """
+        mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%f1};
+        @%p1 ex2.approx.ftz.f32 %f2, %f3;
+        ld.global.v4.b32 {%r1}, [%rd1];
+        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r1};
+        bar.sync 0;
+        // ex2.approx in a comment
+    """
+    found = count_instructions(ptx)
+    assert found["mma"] == found["exp2"] == found["global loads"] == found["shared loads"] == found["barriers"] == 1
