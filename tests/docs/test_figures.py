@@ -117,17 +117,3 @@ def test_fresh_seeds_of_copy_in_the_readme():
         assert sentence.format(", ".join(f"{mean:.0f}" for mean in means)) in page
     worst = 100 * min(right["copy", "tra_plus", 24])
     assert f"({worst:.0f} % at 4x)" in page
-
-
-def test_exploration_of_recall():
-    runs = json.loads((RESULTS / "recall_exploration" / "runs.json").read_text(encoding="utf-8"))
-    found = {
-        (run["attention"], run["lr"], run["seed"]): f"{100 * run['token_accuracy_at_trained_length']:.0f} %"
-        for run in runs
-        if run["length"] == 40
-    }
-    (rows,) = tables("docs/evidence.md", "|lr|seed 300")
-    names = {"RoPE": "rope", "`tra_plus`": "tra_plus"}
-    for name, lr, *cells in rows:
-        method = names.get(name, "rising" if "rising" in name else "mixed")
-        assert cells == [found.get((method, float(lr), seed), "") for seed in (300, 301)], name
