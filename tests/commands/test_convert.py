@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import traformer.models  # noqa: F401  # registers converted models
 from traformer.cli import main
+from traformer.layers import ThresholdRelativeAttention
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,13 @@ def test_options_reach_the_attention(llama: Path, tmp_path: Path) -> None:
     command = ["convert", str(llama), "--attention", "tra", "--attention-option", "threshold=0.5", "--out", str(out)]
     assert main(command) == 0
     assert AutoModelForCausalLM.from_pretrained(out).config.attention_options["threshold"] == 0.5
+
+
+def test_one_attention_for_each_layer(llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new"
+    assert main(["convert", str(llama), "--attention", "rope,tra_plus", "--out", str(out)]) == 0
+    layers = AutoModelForCausalLM.from_pretrained(out).base_model.attention_layers
+    assert [isinstance(layer, ThresholdRelativeAttention) for layer in layers] == [False, True]
 
 
 @pytest.mark.parametrize(

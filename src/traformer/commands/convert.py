@@ -15,8 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attention",
         default="tra_plus",
-        metavar="NAME",
-        help="the new attention; `tra list attentions` lists them (default tra_plus)",
+        metavar="NAME[,NAME...]",
+        help="the new attention, or a pattern over the layers; `tra list attentions` lists them (default tra_plus)",
     )
     parser.add_argument(
         "--attention-option",
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the attention; `tra list --options NAME` lists them",
     )
-    parser.add_argument("--keep-positions", action="store_true", help="GPT-2: go on adding its learned positions")
+    parser.add_argument("--keep-positions", action="store_true", help="GPT-2: keep adding its learned positions")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the new model; it must not exist yet")
 
 
