@@ -37,7 +37,7 @@ API = (
     "traformer.ops.available_backends",
     "traformer.models.TraformerConfig",
     "traformer.models.TraformerForCausalLM",
-    "traformer.models.convert.convert",
+    "traformer.models.conversion.convert.convert",
     "traformer.tasks.Task",
     "traformer.runs.config.RunConfig",
     "traformer.training.loop.train",

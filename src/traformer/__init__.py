@@ -21,7 +21,7 @@ __all__ = ["__version__", *_LAZY]
 if TYPE_CHECKING:
     from traformer.layers import ThresholdRelativeAttention  # noqa: F401
     from traformer.models import TraformerConfig, TraformerForCausalLM  # noqa: F401
-    from traformer.models.convert import convert  # noqa: F401
+    from traformer.models.conversion.convert import convert  # noqa: F401
     from traformer.ops import threshold_relative_attention  # noqa: F401
 
 

@@ -46,6 +46,10 @@ class Method:
     path: str = TORCH
     reads_all_keys: bool = True  # every query reads every key before it
     writes_square: bool = False  # a T x T mask or bias is held in memory
+    # Where attention maps are made: numbers that training keeps per layer for each head, query and key (measured), and
+    # for each query and key whatever the heads. Eager methods make the maps of a block of queries at a time.
+    map_floats: int = 6
+    pair_floats: int = 0
     keys_carry_position: bool = False  # a cached key depends on its place, so caches cannot be cut and joined
     gate: str | None = None  # the Linear whose logsigmoid is a decay per head; None: there is none
     has_weights: bool = True  # it weighs keys, so `output_attentions` and conversion make sense
@@ -229,6 +233,7 @@ def _variant_abilities(options: Options) -> dict[str, Any]:
         "path": OPERATOR if served else EAGER,
         "reads_all_keys": not served,
         "writes_square": not served,
+        "map_floats": 10,
         "gate": "decay_proj" if gated else None,
     }
 
@@ -236,6 +241,10 @@ def _variant_abilities(options: Options) -> dict[str, Any]:
 def _softmax_abilities(options: Options) -> dict[str, Any]:
     """Softmax methods: a window is read alone, whatever the length."""
     return {"reads_all_keys": options["sliding_window"] is None}
+
+
+def _fire_abilities(options: Options) -> dict[str, Any]:
+    return {**_softmax_abilities(options), "pair_floats": 2 * options["hidden"]}  # the MLP's hidden layer, twice
 
 
 def _rotary_abilities(options: Options) -> dict[str, Any]:
@@ -331,7 +340,7 @@ _METHODS = (
             **_SOFTMAX,
         },
         writes_square=True,
-        abilities=_softmax_abilities,
+        abilities=_fire_abilities,
     ),
     Method(
         "cope",
@@ -341,6 +350,7 @@ _METHODS = (
         option_table={"npos_max": Option(64, "rows of the table of positions")},
         path=EAGER,
         writes_square=True,
+        map_floats=20,
     ),
     Method(
         "fot",
@@ -368,6 +378,7 @@ _METHODS = (
         path=EAGER,
         writes_square=True,
         abilities=_softmax_abilities,
+        map_floats=17,
     ),
     Method(
         "selective",
@@ -378,6 +389,7 @@ _METHODS = (
         path=EAGER,
         writes_square=True,
         keys_carry_position=True,  # without RoPE too: the first token of a sequence is never masked
+        map_floats=11,
     ),
     Method(
         "ssmax",
@@ -395,6 +407,7 @@ _METHODS = (
         option_table={"gamma_range": Option(2.0, "largest exponent of log n")},
         path=EAGER,
         writes_square=True,
+        map_floats=8,
     ),
     Method(
         "differential",
@@ -403,6 +416,7 @@ _METHODS = (
         "The difference of two softmax attentions over the two halves of each head's channels, with RoPE.",
         option_table={**_ROTARY, **_SOFTMAX},
         abilities=_rotary_abilities,
+        map_floats=10,
     ),
     Method(
         "lstm",

@@ -6,6 +6,8 @@ import copy
 import inspect
 import pickle
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -491,3 +493,19 @@ def test_the_recipe_runs(monkeypatch, capsys, tmp_path):
     assert found.keys() == {"source", "converted to tra", "source, tuned", "converted to tra, tuned"}
     assert found["converted to tra, tuned"][0] < found["converted to tra"][0]
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.attention == "tra"
+
+
+def test_families_load_when_something_is_converted(tmp_path):
+    """Not before: neither `import traformer.models` nor a model of ours needs them. A saved conversion still loads."""
+    convert(source("llama"), "tra").save_pretrained(tmp_path)
+    code = (
+        "import sys, traformer.models\n"
+        "from traformer import TraformerConfig, TraformerForCausalLM\n"
+        "TraformerForCausalLM(TraformerConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1))\n"
+        "loaded = [name for name in sys.modules if 'modeling_llama' in name or 'conversion.families' in name]\n"
+        "assert not loaded, loaded\n"
+        "from transformers import AutoModelForCausalLM\n"
+        f"model = AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
+        "assert type(model).__name__ == 'TraformerLlamaForCausalLM'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

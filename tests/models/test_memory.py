@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.training.tiny import tiny_config
@@ -29,7 +33,7 @@ def test_weights_are_counted(preset):
 
 
 def test_grows_with_length_linearly_unless_a_square_is_written():
-    for attention, factor in (("tra", 2), ("rope", 2), ("cope", 4)):
+    for attention, factor in (("tra", 2), ("rope", 2), ("t5", 4)):
         options = {"attention_dropout": 0.0}
         short, long = (
             need_of(length=length, attention=attention, model_options=options).per_sequence for length in (2**16, 2**17)
@@ -46,3 +50,34 @@ def test_sentence_names_both_sizes():
     with pytest.raises(InputError, match=r"it needs about 3\.0 GiB of memory and 2\.0 GiB are free.*do less"):
         check_fits(3 * 2**30, 2 * 2**30, "it", "do less")
     assert available_memory() > 2**20
+
+
+MEASURE = """
+import sys, torch
+torch.set_num_threads(1)
+from traformer.models import TraformerConfig, TraformerForCausalLM
+from traformer.models.memory import memory_need
+
+def status(name):
+    return 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
+
+name, length, batch = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+config = TraformerConfig(attention=name, vocab_size=32, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+model = TraformerForCausalLM(config).train()
+for size in (16, length):
+    ids = torch.randint(1, 32, (batch, size))
+    before = status("VmRSS")
+    model(ids, labels=ids).loss.backward()
+print((status("VmHWM") - before) / (batch * memory_need(config, length, training=True).per_sequence))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc, which shows the most memory ever held")
+@pytest.mark.parametrize(
+    ("attention", "length", "batch"), [("cope", 256, 16), ("cope", 1024, 2), ("tra_distance_only", 512, 4)]
+)
+def test_training_needs_what_was_estimated(attention, length, batch):
+    """Not more than a tenth above it, and not less than a third of it."""
+    command = [sys.executable, "-c", MEASURE, attention, str(length), str(batch)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert 1 / 3 < float(found) < 1.1

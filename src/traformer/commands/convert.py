@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; choose another --out")
 
-    from traformer.models.convert import convert
+    from traformer.models.conversion.convert import convert
     from traformer.models.sources import load_source
     from traformer.terminal import say
 

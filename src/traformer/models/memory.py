@@ -1,8 +1,8 @@
-"""What a run or an evaluation will need of memory, told before it is tried.
+"""What a run or an evaluation will need of memory, estimated before it is tried.
 
-An estimate from the shapes, not a measurement: weights, gradients and AdamW's two moments exactly; activations as so
-many floats a token and layer (from the trunk's own list of saved tensors); a T x T term only for attention methods that
-write one.
+Weights, gradients and AdamW's two moments exactly; activations as so many floats per token and layer (from the trunk's
+own list of saved tensors); attention maps only for methods that make them, as many as were measured (`map_floats` in
+`traformer.methods`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import psutil
 
 from traformer.errors import InputError
-from traformer.methods import TORCH, stack_of
+from traformer.methods import EAGER, TORCH, Method, stack_of
 
 FLOAT = 4
+QUERY_BLOCK = 512  # of traformer.ops.eager, which this module need not load
 LOGITS_AT_ONCE = 3 * FLOAT * (1 << 24)  # see traformer.models.loss
 RESERVE = 0.1  # share of the memory that is left to everything else
 
@@ -35,29 +36,32 @@ class MemoryNeed:
 def memory_need(model_config: Any, length: int, *, training: bool, scored: int | None = None) -> MemoryNeed:
     """Need of sequences of `length` tokens, of which `scored` (default all) pass through the head."""
     width, hidden = model_config.hidden_size, model_config.intermediate_size
-    layers, heads, vocabulary = (
-        model_config.num_hidden_layers,
-        model_config.num_attention_heads,
-        model_config.vocab_size,
-    )
+    layers, vocabulary = model_config.num_hidden_layers, model_config.vocab_size
     block = 4 * width * width + 3 * width * hidden
     parameters = layers * block + 2 * vocabulary * width
     fixed = parameters * FLOAT * (4 if training else 1)
-    # Saved for backward, a token and layer: two norms and residuals (6 widths), q k v before and after their norms (5),
+    # Saved for backward, per token and layer: two norms and residuals (6 widths), q k v before and after norms (5),
     # attention output twice (2), the gated MLP's halves, gate and product (about 5 hidden).
     saved = (13 * width + 5 * hidden) * length
-    # An eager method makes several [heads, T, T] tensors on the way: scores, mask, bias, weights, what backward keeps.
-    squares = (6 if training else 3) * heads * length * length if writes_square(model_config, training) else 0
+    made = [_map_floats(method, model_config, length, training) for method in stack_of(model_config)]
+    maps, masks = [maps for maps, _ in made], [mask for _, mask in made]
     head = 3 * (length if scored is None else scored) * vocabulary
     # One layer more in training: the gradients on their way through it.
-    floats = (layers + 1 if training else 1) * (saved + squares) + 4 * width * length
+    activations = (layers + 1) * saved + sum(maps) + max(maps) if training else saved + max(maps)
+    floats = activations + max(masks) + 4 * width * length
     return MemoryNeed(fixed, floats * FLOAT, head * FLOAT)
 
 
-def writes_square(model_config: Any, training: bool) -> bool:
-    """Whether the attention writes a [heads, T, T] tensor: by its method, or because of dropout in torch's SDPA."""
-    dropped = training and model_config.attention_dropout > 0
-    return any(method.writes_square or (method.path == TORCH and dropped) for method in stack_of(model_config))
+def _map_floats(method: Method, model_config: Any, length: int, training: bool) -> tuple[int, int]:
+    """Numbers in the attention maps that one layer makes, and in the mask that all layers of its kind share."""
+    heads = model_config.num_attention_heads
+    per_pair = method.map_floats * heads + method.pair_floats
+    if method.path == EAGER:
+        # A block of queries at a time, computed again in the backward; whole is the mask alone, bytes and copies of it.
+        return per_pair * min(length, QUERY_BLOCK) * length, length * length
+    if method.writes_square or (method.path == TORCH and training and model_config.attention_dropout > 0):
+        return per_pair * length * length, 0  # dropout takes torch's attention off its fused path
+    return 0, 0
 
 
 def available_memory(device: Any = None) -> int:
