@@ -34,7 +34,8 @@ __all__ = [
 def layer_class(attention: str) -> type[AttentionLayer]:
     """The layer of a method or named configuration."""
     module, _, name = resolve_method(attention).layer.partition(":")
-    return getattr(import_module(module), name)
+    layer: type[AttentionLayer] = getattr(import_module(module), name)
+    return layer
 
 
 def check_stack(config: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from traformer.errors import InputError
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.sinusoidal import sinusoids
 
@@ -123,4 +123,5 @@ class LearnedPositionAttention(_AbsoluteAttention):
                 f"position {int(positions.max())} is beyond the {rows} learned positions; "
                 "train with a larger attention option max_positions"
             )
-        return self.position_table(positions)
+        vectors: Tensor = self.position_table(positions)
+        return vectors

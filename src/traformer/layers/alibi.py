@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.alibi import alibi_slopes
 
 
 class AlibiAttention(SoftmaxAttentionLayer):
-    """Softmax attention with a penalty proportional to distance, one fixed slope a head.
+    """Softmax attention with a penalty proportional to distance, one fixed slope per head.
 
     Source: Press, Smith, Lewis 2022, "Train Short, Test Long": logit_ij = s_ij - m_h (i - j), slopes m_h = 2^(-8h/n),
     for a number of heads that is not a power of two interleaved as in the authors' code. No parameters, no other

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from traformer.layers.alibi import slope_bias
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
 from traformer.ops.asentmax import adaptive_scale, nape_slopes
 from traformer.ops.entmax import entmax_attention

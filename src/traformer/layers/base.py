@@ -253,7 +253,8 @@ class AttentionLayer(nn.Module):
                     f"{k.shape[-1]}: it is another model's cache"
                 )
             layer.lazy_initialization(k, v)
-        return cache.update(k, v, self.layer_idx)
+        keys, values = cache.update(k, v, self.layer_idx)
+        return keys, values
 
     def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden_states [B, T, E] -> q [B, Hq, T, D]; k, v [B, Hkv, T, D]: content alone, no position yet."""

@@ -144,7 +144,7 @@ def _query_start(past_key_values: Any) -> int | Tensor:
     """How many tokens the cache holds. A static cache's count is a tensor, and stays one while traced."""
     if past_key_values is None:
         return 0
-    start = past_key_values.get_seq_length()
+    start: int | Tensor = past_key_values.get_seq_length()
     if isinstance(start, Tensor):
         return start.clone() if torch.compiler.is_compiling() else int(start)
     return start
@@ -156,7 +156,8 @@ def _key_length(past_key_values: Any, length: int) -> int:
         return length
     if isinstance(past_key_values, KeyValueCache):
         return past_key_values.get_seq_length() + length
-    return past_key_values.get_mask_sizes(length, 0)[0]
+    places: int = past_key_values.get_mask_sizes(length, 0)[0]
+    return places
 
 
 def _full_mask(
@@ -231,7 +232,7 @@ def _packing(
             raise InputError(f"{sentence}, not {batch}")
         torch._assert_async(~starts_over.any(), sentence)
         return None
-    # One entry a token, so that the shape does not depend on the data: unused ones are empty sequences at the end.
+    # One entry per token, so that the shape does not depend on the data: unused ones are empty sequences at the end.
     starts = torch.where(starts_over[0], torch.arange(1, length, device=device), length).sort().values
     cu_seqlens = F.pad(F.pad(starts, (1, 0), value=0), (0, 1), value=length).to(torch.int32)
     return cu_seqlens if tracing else cu_seqlens.unique()

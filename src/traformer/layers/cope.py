@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from traformer.errors import InputError
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
 from traformer.ops.cope import cope_attention
 
@@ -23,7 +23,7 @@ class ContextualPositionAttention(EagerAttentionLayer):
 
     Source: Golovneva et al. 2024, "Contextual Position Encoding": gate_ij = sigmoid(s_ij), p_ij = the sum of the
     gates of keys j .. i, at most npos_max - 1, logit_ij = s_ij + q_i . e[p_ij], interpolated linearly between whole
-    positions. The table e (npos_max x head size) is shared by the heads, one a layer, starts at 0 (the authors'
+    positions. The table e (npos_max x head size) is shared by the heads, one per layer, starts at 0 (the authors'
     code), and meets the query without the factor 1/sqrt(d), as there. The gates use the scaled scores. No other
     position embedding.
     Path: eager torch, in blocks of queries that are computed again in the backward.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from traformer.errors import InputError
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.norms import RMSNorm
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
@@ -26,7 +26,7 @@ class DifferentialAttention(SoftmaxAttentionLayer):
 
     Source: Ye et al. 2025, "Differential Transformer", and the authors' code: out = (softmax(q1.k1) - lambda
     softmax(q2.k2)) v, then an RMS norm over each head (eps 1e-5, a learned scale shared by the heads) times (1 -
-    lambda_init); lambda = exp(a1.b1) - exp(a2.b2) + lambda_init with four learned vectors a layer (normal, std 0.1)
+    lambda_init); lambda = exp(a1.b1) - exp(a2.b2) + lambda_init with four learned vectors per layer (normal, std 0.1)
     and lambda_init = 0.8 - 0.6 exp(-0.3 layer), layers from 0. A head of ours (D channels of value) is one of theirs:
     q1, q2, k1, k2 have D/2 channels, so sizes and parameters equal those of the other methods. RoPE turns each half,
     as in the paper (theta 500,000). QK-norm, which the paper does not use, norms a head's two halves together.
@@ -73,7 +73,8 @@ class DifferentialAttention(SoftmaxAttentionLayer):
         return super().prepare(context, hidden_states), tables
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return self.prepared(context)[0]
+        mask: Tensor | None = self.prepared(context)[0]
+        return mask
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         def turn(x: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.layers.base import AttentionLayer
+from traformer.layers.context import AttentionContext
 
 
 class EagerAttentionLayer(AttentionLayer):
@@ -17,7 +18,8 @@ class EagerAttentionLayer(AttentionLayer):
 
     def visible(self, context: AttentionContext) -> Tensor:
         """bool [B or 1, 1, T, Tk]."""
-        return self.prepared(context)
+        visible: Tensor = self.prepared(context)
+        return visible
 
     def settings(self, context: AttentionContext) -> dict[str, Any]:
         return {

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from traformer.errors import InputError
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.fire import fire_inputs
 
@@ -24,7 +24,7 @@ class FireAttention(SoftmaxAttentionLayer):
 
     Source: Li et al. 2024, "Functional Interpolation for Relative Positions": bias_h(i, j) = f_h(log(c(i-j)+1) /
     log(c max(i, L)+1)), f an MLP with one hidden layer of 32 (ReLU) and an output for each head; c starts at 0.1 and
-    L at init_length, both learned; positions count from 0. One function a layer (the paper's default, not the variant
+    L at init_length, both learned; positions count from 0. One function per layer (the paper's default, not the variant
     that shares one). torch's default init for the MLP, whose last Linear has no bias: the softmax would take it away.
     Path: torch's attention with the bias as a float mask.
 
@@ -71,7 +71,8 @@ class FireAttention(SoftmaxAttentionLayer):
         return super().prepare(context, hidden_states), where
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return self.prepared(context)[0]
+        mask: Tensor | None = self.prepared(context)[0]
+        return mask
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.options import gate_biases
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.eager import expand_heads
@@ -42,7 +42,7 @@ def cumulative_gates(state: Tensor) -> Tensor:
 class ForgettingAttention(SoftmaxAttentionLayer):
     """Softmax attention with a forget gate: the bias sums the log gates of every token between query and key.
 
-    Source: Lin et al. 2025, "Forgetting Transformer": f_t = sigmoid(w_h . x_t + b_h), one gate a head, logit_ij =
+    Source: Lin et al. 2025, "Forgetting Transformer": f_t = sigmoid(w_h . x_t + b_h), one gate per head, logit_ij =
     s_ij + sum over l = j+1 .. i of log f_l. Adds a Linear(width, heads) with bias, torch's default init; no other
     position embedding, which is the paper's own choice. The "Pro" block's additions (output gate and norm, key/value
     shift) are not part of the mechanism and are left out. The log gates are cached beside the keys.

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.layers.base import AttentionLayer
+from traformer.layers.context import AttentionContext
 from traformer.ops.eager import widened
 from traformer.ops.lstm import Weights, lstm, lstm_steps
 

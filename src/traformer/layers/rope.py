@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from traformer.errors import InputError
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.rope import apply_rope, rope_tables
 
@@ -47,7 +47,8 @@ class RotaryAttention(SoftmaxAttentionLayer):
         return super().prepare(context, hidden_states), tables
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return self.prepared(context)[0]
+        mask: Tensor | None = self.prepared(context)[0]
+        return mask
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         tables = self.prepared(context)[1]

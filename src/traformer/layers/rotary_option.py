@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.ops.rope import apply_rope, rope_tables
 
 POSITIONS = ("rope", "none")

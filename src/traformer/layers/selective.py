@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.ops.selective import selection_mask, selective_attention
@@ -28,7 +28,7 @@ class SelectiveAttention(EagerAttentionLayer):
     logits. No parameters. Position is left to others by the method: RoPE (theta 500,000) rides along by default, our
     choice. In packed or left-padded input "the first token" is the first of its own sequence. Caching: past queries
     of the selecting head are cached beside the keys and the mask is summed again at each step, so decoding costs
-    O(T^2) a token; it stays exact when a cache is cut or reordered.
+    O(T^2) per token; it stays exact when a cache is cut or reordered.
     Path: eager torch in blocks of queries (the mask needs a gradient).
 
     Options: position ("rope" or "none"), theta.
@@ -64,15 +64,16 @@ class SelectiveAttention(EagerAttentionLayer):
         return visible, square, rotary_tables(context, hidden_states, self.head_dim, self.option)
 
     def visible(self, context: AttentionContext) -> Tensor:
-        return self.prepared(context)[0]
+        visible: Tensor = self.prepared(context)[0]
+        return visible
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         return turned(q, self.prepared(context)[2]), turned(k, self.prepared(context)[2])
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor:
         """The selecting head's query, its channels dealt out to the key heads: [B, Hkv, T, ceil(D / Hkv)]."""
-        query = F.pad(q[:, 0], (0, -self.head_dim % self.num_key_heads))
-        return query.unflatten(-1, (self.num_key_heads, -1)).transpose(1, 2)
+        query = F.pad(q[:, 0], (0, -self.head_dim % self.num_key_heads))  # [B, T, channels]
+        return query.reshape(*query.shape[:2], self.num_key_heads, -1).transpose(1, 2)
 
     def attend(  # type: ignore[override]
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext, state: Tensor

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.layers.base import AttentionLayer
+from traformer.layers.context import AttentionContext
 from traformer.ops.alibi import with_key_bias
 from traformer.ops.eager import expand_heads
 from traformer.ops.sliding_window import windowed_attention
@@ -56,7 +57,8 @@ class SoftmaxAttentionLayer(AttentionLayer):
 
     def mask(self, context: AttentionContext) -> Tensor | None:
         """What `prepare` made of the mask."""
-        return self.prepared(context)
+        mask: Tensor | None = self.prepared(context)
+        return mask
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.ssmax import length_scale
@@ -65,7 +65,8 @@ class ScalableSoftmaxAttention(SoftmaxAttentionLayer):
         return super().prepare(context, hidden_states), tables
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return self.prepared(context)[0]
+        mask: Tensor | None = self.prepared(context)[0]
+        return mask
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         return turned(q, self.prepared(context)[1]), turned(k, self.prepared(context)[1])

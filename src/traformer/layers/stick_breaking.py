@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from traformer.errors import unknown_name
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
 from traformer.ops.stick_breaking import stick_breaking_attention
 

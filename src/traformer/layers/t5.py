@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from traformer.errors import InputError
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.t5 import t5_buckets
 
@@ -75,7 +75,8 @@ class T5BiasAttention(SoftmaxAttentionLayer):
         return super().prepare(context, hidden_states), buckets, self.bias_table
 
     def mask(self, context: AttentionContext) -> Tensor | None:
-        return self.prepared(context)[0]
+        mask: Tensor | None = self.prepared(context)[0]
+        return mask
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

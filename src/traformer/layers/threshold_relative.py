@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from traformer.errors import InputError, unknown_name
-from traformer.layers.base import AttentionContext, AttentionLayer
+from traformer.layers.base import AttentionLayer
+from traformer.layers.context import AttentionContext
 from traformer.ops import (
     AttentionStats,
     attention_map,
@@ -129,7 +130,8 @@ class ThresholdRelativeAttention(AttentionLayer):
 
     def thresholds(self, hidden_states: Tensor, context: AttentionContext) -> float | Tensor:
         """What a score must exceed: one number, or [B, Hq, T]."""
-        return self.option["threshold"]
+        threshold: float = self.option["threshold"]
+        return threshold
 
     def keeps(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
         """Keys above the threshold in an `attend` on the same tensors, bool [B, Hq, T, Tk]; for looking at."""

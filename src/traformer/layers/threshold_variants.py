@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from traformer.errors import InputError, unknown_name
 from traformer.layers.alibi import slope_bias
-from traformer.layers.base import AttentionContext
+from traformer.layers.context import AttentionContext
 from traformer.layers.forgetting import cumulative_gates, log_forget_gates
 from traformer.layers.options import check_bool, gate_biases, is_number
 from traformer.layers.threshold_relative import ThresholdRelativeAttention
@@ -29,12 +29,12 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
 
     Options beyond TRA's own; their defaults are TRA as published:
         distance    "contextual": kept keys are counted. "none": no distance (NoPE on the kept keys). "ordinary": a
-                    fixed slope a head times i - j, as ALiBi. "forgetting": gates of all tokens between, as FoT
+                    fixed slope per head times i - j, as ALiBi. "forgetting": gates of all tokens between, as FoT
         removal     False: no key is removed; the softmax runs over all, distance counts those above the threshold
         decay       "gate": learned, from the query's token. "fixed": minus ALiBi's slope of the head
-        gate_bias   the decay gate's bias at the start (None: torch's own); 3 forgets 5 % a kept key, -2 forgets 88 %.
+        gate_bias   the decay gate's bias at the start (None: torch's own); 3 forgets 5 % per kept key, -2 forgets 88 %.
                     A number, a list with one for each head, or "halves": -6 in the first half of the heads, which
-                    look at their nearest kept key alone, 6 in the second, which forgets 0.25 % a kept key
+                    look at their nearest kept key alone, 6 in the second, which forgets 0.25 % per kept key
         threshold_growth  a: the threshold is threshold + a * sqrt(2 log n) for the n-th token. After QK-norm scores of
                     unrelated keys are near a standard normal, whose maximum over n draws grows like sqrt(2 log n)
         margin      m: in training each query's threshold is drawn from threshold + [0, 2m], in evaluation it is
@@ -135,7 +135,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
 
     def thresholds(self, hidden_states: Tensor, context: AttentionContext) -> float | Tensor:
         growth, margin = self.option["threshold_growth"], self.option["margin"]
-        base = self.option["threshold"]
+        base: float = self.option["threshold"]
         if not growth and not margin and self.threshold_proj is None:
             return base
         batch, length, _ = hidden_states.shape
@@ -154,7 +154,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
     def keeps(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
         return super().keeps(q, k, hidden_states, context) if self.option["removal"] else None
 
-    def attend(  # type: ignore[override]
+    def attend(
         self,
         q: Tensor,
         k: Tensor,

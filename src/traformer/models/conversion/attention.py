@@ -76,8 +76,8 @@ class ConvertedAttention(AttentionLayer):
         gate = self.method.gate
         for name, module in self.added_modules():
             if name == gate:
-                # A decay of its own for each head (ALiBi's slopes, down to 1/256 a key), the same for all tokens until
-                # training makes it depend on them: some heads look near, some far, none is shut.
+                # A decay of its own for each head (ALiBi's slopes, down to 1/256 per key), the same for all tokens
+                # until training makes it depend on them: some heads look near, some far, none is shut.
                 slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=torch.float64)
                 assert isinstance(module, nn.Linear)
                 nn.init.zeros_(module.weight)

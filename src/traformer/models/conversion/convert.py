@@ -43,7 +43,7 @@ def convert(
 
     The result trains, generates, saves and loads as the given model did; after `import traformer.models`,
     AutoModelForCausalLM.from_pretrained reads it. A gate starts with a decay of its own for each head (ALiBi's slopes,
-    down to 1/256 a key, unless the options say how it starts), equal for all tokens. Sliding windows go: a converted
+    down to 1/256 per key, unless the options say how it starts), equal for all tokens. Sliding windows go: a converted
     layer may look at all that came before. To be of use, a converted model must be tuned.
     """
     family = _family_of(model)
