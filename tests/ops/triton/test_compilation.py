@@ -77,10 +77,10 @@ def test_every_kernel_compiles(kernel, architecture):
 
 
 @pytest.mark.slow
-def test_options_compile_without_spills():
+def test_options_compile():
     """Every optional tensor given, with dropout; and nothing given, no surrogate."""
     everything = frozenset({"threshold", "exclude_self", "padding", "first_real", "first_key", "seed"})
-    for kernel in ("forward", "query_gradient", "decode"):
+    for kernel in KERNELS:
         for present, surrogate, dropout in ((everything, True, True), (frozenset(), False, False)):
             compile_kernel(kernel, "bf16", 64, "sm_80", present, surrogate, dropout)
 

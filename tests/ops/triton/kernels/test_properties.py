@@ -65,6 +65,6 @@ def test_half_storage(problem, dtype):
 @pytest.mark.slow
 @seed(5)
 @many
-@given(problem=problems(longest=8))
+@given(problem=problems(longest=12))
 def test_a_key_index_changes_nothing(problem):
     drawn.check_decode(moved(problem), BACKEND)

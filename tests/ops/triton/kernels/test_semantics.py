@@ -60,6 +60,16 @@ def test_options(device, name):
     check(problem(device, queries=70, keys=90, width=16), **options)
 
 
+def test_what_is_in_padded_places_cannot_matter(device):
+    real = ((torch.arange(70) % 5 > 0) & (torch.arange(70) > 20))[None].to(device)
+    inputs = [x.detach() for x in problem(device, queries=70, width=16)]
+    hole = ~real[:, None, :, None]
+    poisoned = [inputs[0], *(torch.where(hole, torch.inf, x) for x in inputs[1:3]), inputs[3]]
+    expected = run(inputs, "triton", key_padding_mask=real)
+    for a, b in zip(run(poisoned, "triton", key_padding_mask=real), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=slow)])
 def test_half_storage(device, dtype):
     inputs = problem(device, queries=129 if dtype == torch.float16 else 70, dtype=dtype, width=64)

@@ -35,7 +35,6 @@ from traformer.ops.threshold_relative.triton.tiles import (
     kept_nearer,
     key_norms,
     load_tile,
-    load_values,
     look,
     may_keep,
     multiply,
@@ -85,7 +84,8 @@ def differentiate(
         away = tl.abs(dot - limit[:, None]) * (scale * steepness)
         soft = tl.exp2(-away * LOG2E)  # y (1 - y) = e^-x / (1 + e^-x)^2, even in x
         pull = change * (soft / ((1.0 + soft) * (1.0 + soft)) * steepness)
-        pull = tl.where(is_visible(dot) & (keep | (log_sum == log_sum)[:, None]), pull, 0.0)
+        # A removed key whose value is not finite has NaN here, and so has every key that a broken row sees.
+        pull = tl.where(is_visible(dot) & (log_sum != INF)[:, None], pull + pull * 0.0, 0.0)
     return applied, tl.where(keep, change, 0.0), pull
 
 
@@ -238,7 +238,10 @@ def query_gradient_kernel(
             BLOCK_D, BLOCK_N, CHUNK,
         )  # fmt: skip
         key = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        v_tile = load_values(block, v, stride_vt, keys, value, HEAD_SIZE, BLOCK_D, BLOCK_N)
+        low = block * BLOCK_N
+        column = tl.arange(0, BLOCK_N)
+        v_block = v + low.to(tl.int64) * stride_vt
+        v_tile = load_tile(v_block, column, stride_vt, low + column < keys, HEAD_SIZE, BLOCK_D)
         if tl.load(norm + block) < 0.0:
             k_tile = without_non_finite(k_tile)
         keep = is_kept(dot, limit)
@@ -381,7 +384,7 @@ def key_gradient_kernel(
         v_sums = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
         if block < blocks:
             k_tile = load_tile(k_block, column, stride_kt, key < keys, HEAD_SIZE, BLOCK_D)
-            v_tile = load_values(block, v, stride_vt, keys, value, HEAD_SIZE, BLOCK_D, BLOCK_N)
+            v_tile = load_tile(v_block, column, stride_vt, key < keys, HEAD_SIZE, BLOCK_D)
             values_bad = (tl.load(value + block) == INF).to(tl.int32)
             for member in range(0, group):
                 head = key_head * group + member

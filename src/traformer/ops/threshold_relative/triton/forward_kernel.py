@@ -172,7 +172,7 @@ def forward_kernel(
             BLOCK_D, BLOCK_N, CHUNK,
         )  # fmt: skip
         low = block * BLOCK_N
-        v_tile = load_values(block, v, stride_vt, keys, value, HEAD_SIZE, BLOCK_D, BLOCK_N)
+        v_tile = load_values(block, v, stride_vt, padding, keys, value, HEAD_SIZE, BLOCK_D, BLOCK_N)
         keep = is_kept(dot, limit)
         nearer = kept_nearer(keep, BLOCK_N, BY_TRIANGLE)
         if moving:

@@ -152,9 +152,17 @@ def visible_keys(key, first, last, padding, keys):
     """bool [M, N]: key in [first .. last], and not padding."""
     visible = (key[None, :] <= last[:, None]) & (key[None, :] >= first[:, None])
     if padding is not None:
-        real = tl.load(padding + key, mask=key < keys, other=0) != 0
-        visible = visible & real[None, :]
+        visible = visible & real_keys(key, padding, keys)[None, :]
     return visible
+
+
+@triton.jit
+def real_keys(key, padding, keys):
+    """bool [N]: keys that exist and are not padding. Whatever is in the others' places must not be read."""
+    real = key < keys
+    if padding is not None:
+        real = real & (tl.load(padding + key, mask=real, other=0) != 0)
+    return real
 
 
 @triton.jit
@@ -252,12 +260,12 @@ def look(
     low = block * BLOCK_N
     column = tl.arange(0, BLOCK_N)
     key = low + column
+    real = real_keys(key, padding, keys)
     k_block = k + low.to(tl.int64) * stride_k
-    k_tile = load_tile(k_block, column, stride_k, key < keys, HEAD_SIZE, BLOCK_D)
+    k_tile = load_tile(k_block, column, stride_k, real, HEAD_SIZE, BLOCK_D)
     dot = products(
-        q_tile, k_tile, q_block, q_offset, rows_valid, k_block, stride_k, key < keys, tl.minimum(block, 0), HEAD_SIZE,
-        BLOCK_D,
-    )  # fmt: skip
+        q_tile, k_tile, q_block, q_offset, rows_valid, k_block, stride_k, real, tl.minimum(block, 0), HEAD_SIZE, BLOCK_D
+    )
     key_norm, overflow = key_norms(norm, block, q_norm)
     values_bad = (tl.load(value + block) == INF).to(tl.int32)
     dot, some = decide(
@@ -311,11 +319,14 @@ def may_keep(
 
 
 @triton.jit
-def load_values(block, v, stride_v, keys, value, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr):
+def load_values(
+    block, v, stride_v, padding, keys, value, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """[N, D] values of a key block, 0 in place of what is not finite: rows that keep such a key are NaN already."""
     low = block * BLOCK_N
     column = tl.arange(0, BLOCK_N)
-    tile = load_tile(v + low.to(tl.int64) * stride_v, column, stride_v, low + column < keys, HEAD_SIZE, BLOCK_D)
+    real = real_keys(low + column, padding, keys)
+    tile = load_tile(v + low.to(tl.int64) * stride_v, column, stride_v, real, HEAD_SIZE, BLOCK_D)
     if tl.load(value + block) == INF:
         tile = without_non_finite(tile)
     return tile
