@@ -117,3 +117,16 @@ def test_fresh_seeds_of_copy_in_the_readme():
         assert sentence.format(", ".join(f"{mean:.0f}" for mean in means)) in page
     worst = 100 * min(right["copy", "tra_plus", 24])
     assert f"({worst:.0f} % at 4x)" in page
+
+
+def test_demo():
+    values = measured("demo", "exact_match")
+
+    def cell(task: str, split: str, length: int) -> str:
+        shares = [100 * values[task, attention, split, length][0] for attention in ("tra", "rope")]
+        return " / ".join(f"{share:.1f} %" if 0 < share < 1 else f"{share:.0f} %" for share in shares)
+
+    (rows,) = tables("README.md", "trained to")
+    for row, split in zip(rows, ("iid", "sparse", "dense"), strict=False):
+        assert row[1:4] + row[5:] == [cell("flip_flop", split, length) for length in (64, 128, 256, 512)]
+    assert rows[3][1:] == [cell("induction", "test", length) for length in (20, 40, 80, 120, 160)]
