@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import hashlib
+import resource
 import secrets
 import sys
 import time
@@ -19,6 +20,7 @@ import tests.conftest  # noqa: F401  draws depend on the seed alone
 from tests.fuzz.targets import TARGETS, Target
 
 BATCH = 100  # problems drawn from one seed: what `--batch` repeats
+MOST_MEMORY = 6 << 30  # bytes of address space; a campaign needs about 2
 MOST_FINDINGS = 3  # of one target; then it is left out of the rest
 
 
@@ -100,6 +102,13 @@ def report(found: Finding, seed: int, console: Console) -> None:
     console.print(f"repeat with: {again}", markup=False, highlight=False)
 
 
+def limit_memory() -> None:
+    """A case that asks for too much becomes a finding (MemoryError) instead of a machine without memory."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, MOST_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seed", type=int, help="repeat a campaign (default: a fresh seed, which is printed)")
@@ -113,6 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not names or given.count < 1:
         parser.error("nothing to do: no target has such a name" if not names else "--count must be at least 1")
     faulthandler.enable()  # a crash of the kernel says where it was
+    limit_memory()
     console = Console(width=None if sys.stdout.isatty() else 120)
     seed = secrets.randbits(32) if given.seed is None else given.seed
     console.print(f"seed {seed}: {given.count} problems over {len(names)} targets", highlight=False)

@@ -65,7 +65,8 @@ def check_settings(case: tuple[str, dict[str, Any]]) -> None:
         return
     again = build_task(task.name, json.loads(json.dumps(task.to_options())))
     assert again == task
-    if task.sequence_length <= 1000 and task.vocab_size <= 10_000:
+    # Names of all tokens, and examples, only where they are few: a vocabulary of 10^9 is legal, and fills the memory.
+    if all(value <= 1000 for value in task.to_options().values() if isinstance(value, int)):
         _check(task, task.arrays(0, 0, 2))
 
 
