@@ -21,8 +21,14 @@ from traformer.ops.threshold_relative.triton.compilation import (
 
 TABLE = Path(__file__).parents[3] / "results" / "gpu" / "compiled.json"
 ROWS = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
-# The gradient of the keys holds two sums, and in fp32 splits every operand: this much spills (bytes, or registers).
-KNOWN_SPILLS = {("key_gradient", "bf16"): 8, ("key_gradient", "fp16"): 8, ("key_gradient", "fp32"): 336}
+# What spills at head sizes up to 128, in bytes per thread (registers on AMD): the gradients hold several sums at once.
+KNOWN_SPILLS = {
+    ("query_gradient", "bf16"): 28,
+    ("query_gradient", "fp32"): 40,
+    ("key_gradient", "bf16"): 56,
+    ("key_gradient", "fp16"): 56,
+    ("key_gradient", "fp32"): 424,
+}
 
 
 def test_the_table_covers_every_kernel_and_architecture():
