@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -143,6 +144,18 @@ def test_a_cache_cut_short_behind_our_back_says_to_delete_it(tmp_path: Path, nam
     with pytest.raises(RunError, match=rf"token cache .* is damaged \({name} .*; delete that folder"):
         again = module.TokenizedText(text.folder)
         len(again.tokens), again.documents, again.counts
+
+
+def test_a_cache_that_was_changed_says_to_delete_it(tmp_path: Path) -> None:
+    text = corpus(tmp_path / "c").open("all", load_tokenizer("bytes"), quiet=True)
+    counts = text.folder / "counts.bin"
+    counts.write_bytes(b"\0" * counts.stat().st_size)
+    with pytest.raises(RunError, match=r"is damaged \(counts\.bin .* changed"):
+        _ = module.TokenizedText(text.folder).counts
+    meta = json.loads((text.folder / "meta.json").read_text())
+    (text.folder / "meta.json").write_text(json.dumps({**meta, "sources": None}))
+    with pytest.raises(RunError, match=r"is damaged \(meta\.json"):
+        module.TokenizedText(text.folder)
 
 
 def test_a_trained_tokenizer_cut_short_is_made_again(tmp_path: Path, own_cache: Path) -> None:

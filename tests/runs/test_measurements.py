@@ -58,6 +58,13 @@ def test_a_damaged_row_is_named(tmp_path, change):
         ResultStore(tmp_path).read()
 
 
+@pytest.mark.parametrize("places", [1, [None], [[1, 2]], [[1, 2, "low"]]])
+def test_a_damaged_loss_by_place_of_an_older_row_is_named(tmp_path, places):
+    write_rows(tmp_path / "results.json", [{**measured().to_row(), "loss_by_position": places}])
+    with pytest.raises(RunError, match="row 1 has a loss_by_position that is no list"):
+        ResultStore(tmp_path).read()
+
+
 def test_only_what_is_missing_is_measured_and_each_part_is_stored_at_once(tmp_path):
     store, calls, told = ResultStore(tmp_path), [], []
 

@@ -156,3 +156,9 @@ def test_bad_settings(setting: dict, sentence: str) -> None:
     with pytest.raises(InputError) as caught:
         Instructions(**setting)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("instructions", [None, False, 3])
+def test_instructions_that_are_no_names(instructions):
+    with pytest.raises(InputError, match="instructions must be names of copy"):
+        Instructions(instructions=instructions)

@@ -75,7 +75,8 @@ class TokenizedText:
         try:
             self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             self.start, self.stop = start, int(self.meta["tokens"]) if stop is None else stop
-        except (OSError, ValueError, KeyError, TypeError):
+            self.source = str(self.meta["sources"][0])  # the first, to name the text by
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
             raise self._damaged("meta.json") from None
 
     def __len__(self) -> int:
@@ -112,8 +113,8 @@ class TokenizedText:
 
     def _damaged(self, name: str) -> RunError:
         return RunError(
-            f"the token cache {self.folder} is damaged ({name} is missing or cut short); delete that folder and run "
-            "the command again, which makes it anew"
+            f"the token cache {self.folder} is damaged ({name} is missing, cut short or changed); delete that folder "
+            "and run the command again, which makes it anew"
         )
 
     @property
@@ -125,6 +126,8 @@ class TokenizedText:
         if token == 0:
             return Counts(0, 0, 0, 0)
         row = int(np.searchsorted(self._counts[:, 0], token))
+        if row == len(self._counts):  # no piece ends there or later: a byte of the file has changed
+            raise self._damaged("counts.bin")
         return Counts(*(int(value) for value in self._counts[row]))
 
     def split_tail(self, share: float) -> tuple[TokenizedText, TokenizedText]:
@@ -133,7 +136,7 @@ class TokenizedText:
         ends = ends[(ends > self.start) & (ends < self.stop)]
         if not len(ends):
             raise InputError(
-                f"{self.meta['sources'][0]} is too short to hold out a part of it as validation text; "
+                f"{self.source} is too short to hold out a part of it as validation text; "
                 "add a file with 'valid' in its name"
             )
         cut = int(ends[np.abs(ends - (self.stop - share * len(self))).argmin()])

@@ -238,11 +238,18 @@ def _migrated(row: Row, number: int, file: Path) -> list[Measurement]:
         first = Measurement.from_row(row)
     except ValueError as error:
         raise RunError(f"{file}: row {number + 1} {error}; delete it and evaluate again") from None
-    by_place = row.get("loss_by_position") or []
-    places = [
-        first.replace(metric="loss_by_place", value=loss, low=None, high=None, at={"place": start, "to": end})
-        for start, end, loss in by_place
-    ]
+    try:
+        places = [
+            first.replace(
+                metric="loss_by_place", value=float(loss), low=None, high=None, at={"place": start, "to": end}
+            )
+            for start, end, loss in row.get("loss_by_position") or []
+        ]
+    except (TypeError, ValueError):
+        raise RunError(
+            f"{file}: row {number + 1} has a loss_by_position that is no list of [from, to, loss]; delete it and "
+            "evaluate again"
+        ) from None
     return [first, *places]
 
 

@@ -62,6 +62,8 @@ class Instructions(Task):
 
     def __post_init__(self) -> None:
         low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
+        if not isinstance(self.instructions, (str, list, tuple)):
+            raise InputError(f"instructions must be names of {', '.join(INSTRUCTIONS)}, not {self.instructions!r}")
         given = tuple(self.instructions.split(",") if isinstance(self.instructions, str) else self.instructions)
         for instruction in given:
             if instruction not in SHORTEST:
