@@ -76,6 +76,8 @@ class TokenizedText:
             self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             self.start, self.stop = start, int(self.meta["tokens"]) if stop is None else stop
             self.source = str(self.meta["sources"][0])  # the first, to name the text by
+            if self.meta["dtype"] not in ("uint16", "uint32"):
+                raise ValueError("not a type that tokens are stored in")
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             raise self._damaged("meta.json") from None
 
