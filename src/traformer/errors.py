@@ -38,3 +38,9 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return InputError(f"unknown {kind} {str(name)!r}; {hint}Known: {', '.join(names)}")
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line, cut where it is long."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return text[:157] + "..." if len(text) > 160 else text

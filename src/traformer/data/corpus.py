@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traformer.data import python_stdlib
-from traformer.data.hub import first_line, quiet_access
+from traformer.data.hub import quiet_access
 from traformer.data.sources import HubSplit, ParquetFile, Source, TextFile, WikiTextFile, _import
-from traformer.errors import InputError, unknown_name
+from traformer.errors import InputError, first_line, unknown_name
 
 if TYPE_CHECKING:
     from traformer.data.cache import TokenizedText

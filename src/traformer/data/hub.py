@@ -41,9 +41,3 @@ def quiet_access() -> Iterator[bool]:
         constants.HF_HUB_OFFLINE = was_offline
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def first_line(error: BaseException) -> str:
-    """An error in one line, cut where it is long."""
-    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return text[:157] + "..." if len(text) > 160 else text

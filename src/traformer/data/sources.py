@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from traformer.data.hub import first_line
-from traformer.errors import InputError
+from traformer.errors import InputError, first_line
 
 LONGEST_READ = 1 << 16  # characters of one line read at once, so that a file without line ends needs no more memory
 _HEADER_LINES = 1000  # a Gutenberg header is looked for in these

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traformer.data.cache import cache_folder, cached_folder
-from traformer.data.hub import first_line, quiet_access
+from traformer.data.hub import quiet_access
 from traformer.data.pieces import pieces
-from traformer.errors import InputError, RunError
+from traformer.errors import InputError, RunError, first_line
 
 if TYPE_CHECKING:
     from traformer.data.sources import Source

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from traformer.errors import InputError
+from traformer.errors import InputError, first_line
 
 
 def load_source(name: str) -> tuple[Any, Any]:
@@ -24,7 +24,7 @@ def load_source(name: str) -> tuple[Any, Any]:
     try:
         model = AutoModelForCausalLM.from_pretrained(place, dtype="float32", **options)
     except (OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
-        raise InputError(f"{name} cannot be loaded as a causal language model: {_first_line(error)}") from error
+        raise InputError(f"{name} cannot be loaded as a causal language model: {first_line(error)}") from error
     return model, _tokenizer(place, options)
 
 
@@ -53,8 +53,3 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
         return AutoTokenizer.from_pretrained(place, **options)
     except (OSError, ValueError, KeyError, TypeError, ImportError):
         return None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
