@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.ops.cases import FUSED, HERE, make
 from traformer.errors import InputError
 from traformer.ops import available_backends, threshold_relative_attention
-from traformer.ops.threshold_relative import backends, blockwise
+from traformer.ops.threshold_relative import backends, blockwise, registration
 from traformer.ops.threshold_relative.backends import BACKENDS, Backend
 from traformer.ops.threshold_relative.options import make_problem
 from traformer.ops.threshold_relative.problem import FIELDS, Problem
@@ -115,6 +119,101 @@ def test_an_option_reaches_every_backend_through_its_field():
     problem = make_problem(*make(queries=9, dtype=torch.float32), {"threshold": 0.3, "surrogate_width": 0.5})
     assert Problem.unflatten(problem.flatten()) == problem
     assert (problem.threshold_value, problem.surrogate_width) == (0.3, 0.5)
+
+
+class Noticed(torch.Tensor):
+    """A subclass that behaves like a tensor, but may have wishes of its own."""
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Listening(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def profiled(function, inputs):
+    with torch.profiler.profile() as profile:
+        function(*inputs)
+    assert any(event.key == "traformer::threshold_relative_attention" for event in profile.key_averages())
+
+
+def with_mode(mode):
+    def run(function, inputs):
+        with mode():
+            function(*inputs)
+
+    return run
+
+
+def faked(function, inputs):
+    with FakeTensorMode() as mode:
+        out = function(*(mode.from_tensor(x) for x in inputs))
+    assert isinstance(out, FakeTensor)
+
+
+WAYS_TORCH_TAKES_PART = {
+    "autograd": lambda function, inputs: function(inputs[0].requires_grad_(), *inputs[1:]),
+    "dispatch mode": with_mode(Watching),
+    "function mode": with_mode(Listening),
+    "subclass": lambda function, inputs: function(inputs[0].as_subclass(Noticed), *inputs[1:]),
+    "fake tensors": faked,
+    "meta": lambda function, inputs: function(*(x.to("meta") for x in inputs)),
+    "make_fx": lambda function, inputs: make_fx(function)(*inputs),
+    "make_fx before dispatch": lambda function, inputs: make_fx(function, pre_dispatch=True)(*inputs),
+    "jit trace": lambda function, inputs: torch.jit.trace(function, inputs, check_trace=False),
+    "profiler": profiled,
+}
+
+
+@pytest.fixture
+def operator_calls(monkeypatch):
+    """How often the registered operator was called from Python."""
+    calls = []
+
+    def counted(*arguments):
+        calls.append(arguments[0])
+        return forward_op(*arguments)
+
+    monkeypatch.setattr(registration, "forward_op", counted)
+    return calls
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace` is deprecated")
+@pytest.mark.parametrize("way", WAYS_TORCH_TAKES_PART)
+def test_the_operator_is_called_where_torch_takes_part(way, operator_calls):
+    inputs = tuple(x.detach() for x in make(queries=9, dtype=torch.float32))
+    WAYS_TORCH_TAKES_PART[way](lambda *x: threshold_relative_attention(*x, backend="blockwise"), inputs)
+    assert operator_calls
+
+
+@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("queries", [1, 9])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"score_bound": 9.0, "exclude_self": True}, {"dropout_p": 0.5, "dropout_seed": 3, "threshold": 0.3}],
+    ids=["plain", "bound", "dropout"],
+)
+def test_the_direct_call_gives_the_same_bits(backend, queries, options, operator_calls):
+    inputs = [x.detach() for x in make(queries=queries, keys=80, dtype=torch.float32)]
+    with torch.no_grad():
+        direct = threshold_relative_attention(*inputs, backend=backend, **options)
+    assert not operator_calls
+    through_operator = forward_op(backend, *make_problem(*inputs, options).flatten())[0]
+    assert torch.equal(direct, through_operator)
+    assert direct.stride() == through_operator.stride()
+
+
+def test_the_direct_call_checks_values_too(operator_calls):
+    q, k, v, g = (x.detach() for x in make(queries=1, keys=80, dtype=torch.float32))
+    with pytest.raises(InputError, match="log_decay must be <= 0"):
+        threshold_relative_attention(q, k, v, -g)
+    with pytest.raises(InputError, match="log_decay must not be -inf"):
+        threshold_relative_attention(q, k, v, torch.full_like(g, -torch.inf))
+    assert not operator_calls
 
 
 def test_available_backends_come_slowest_first():

@@ -13,8 +13,8 @@ from traformer.errors import InputError
 from traformer.ops.threshold_relative import reference
 from traformer.ops.threshold_relative.backends import BACKENDS, choose_backend
 from traformer.ops.threshold_relative.options import AttentionOptions, KeyOptions, WalkOptions, make_problem
-from traformer.ops.threshold_relative.problem import Forward, Problem
-from traformer.ops.threshold_relative.registration import forward_op
+from traformer.ops.threshold_relative.problem import Problem
+from traformer.ops.threshold_relative.registration import run_forward
 
 
 class AttentionMap(NamedTuple):
@@ -73,7 +73,7 @@ def threshold_relative_attention(
         raise InputError(f"key_index needs the backend 'cpu' or 'triton', not {chosen!r}; leave it out")
     if not BACKENDS[chosen].fused:
         return reference.forward(problem)
-    return _run(problem, chosen).out
+    return run_forward(chosen, problem).out
 
 
 def attention_map(q: Tensor, k: Tensor, log_decay: Tensor, **options: Unpack[KeyOptions]) -> AttentionMap:
@@ -102,7 +102,7 @@ def attention_stats(
     if not BACKENDS[chosen].fused:
         raise InputError(f"attention_stats describes a fused backend; backend {chosen!r} always reads every key")
     with torch.no_grad():
-        result = _run(problem, chosen)
+        result = run_forward(chosen, problem)
     position = problem.query_start + torch.arange(q.shape[2], device=q.device, dtype=torch.int32)
     return AttentionStats((position + 1 - result.reach).clamp(min=0), result.kept)
 
@@ -125,7 +125,3 @@ def _choose(backend: str, problem: Problem) -> str:
 
 def _is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-
-
-def _run(problem: Problem, backend: str) -> Forward:
-    return Forward(*forward_op(backend, *problem.flatten()))

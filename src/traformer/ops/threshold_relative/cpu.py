@@ -128,6 +128,12 @@ def _choose(forced: str) -> tuple[str | None, str | None]:
     return forced, None
 
 
+@functools.cache
+def _position(name: str) -> int:
+    """The number by which the library knows an instruction set."""
+    return list(instruction_sets()).index(name)
+
+
 def unavailable_reason() -> str | None:
     """None where the kernel can run, else one clause that says why not."""
     _, reason = _load()
@@ -247,8 +253,7 @@ def _run(function: str, call: _Problem) -> None:
     library, reason = _load()
     if library is None:
         raise InputError(reason or "backend 'cpu' is not available")
-    isa = list(instruction_sets()).index(instruction_set())
-    status = getattr(library, function)(isa, ctypes.byref(call))
+    status = getattr(library, function)(_position(instruction_set()), ctypes.byref(call))
     if status:
         raise RuntimeError(f"the cpu kernel failed: {_ERRORS.get(status, status)}")
 

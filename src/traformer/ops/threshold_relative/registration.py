@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 
 from traformer.errors import InputError
 from traformer.ops.threshold_relative.backends import fused_backend
@@ -25,6 +26,8 @@ from traformer.ops.threshold_relative.problem import (
     empty_gradients,
 )
 
+_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+
 
 @torch.library.custom_op(
     "traformer::threshold_relative_attention",
@@ -32,9 +35,38 @@ from traformer.ops.threshold_relative.problem import (
     schema=f"(str backend, {SCHEMA}) -> (Tensor out, Tensor normaliser, Tensor reach, Tensor kept)",
 )
 def forward_op(backend: str, *values: Value) -> Forward:
-    problem = Problem.unflatten(values)
+    return _forward(backend, Problem.unflatten(values))
+
+
+def _forward(backend: str, problem: Problem) -> Forward:
     check_values(problem.log_decay, problem.threshold)
     return fused_backend(backend).forward(problem)
+
+
+def run_forward(backend: str, problem: Problem) -> Forward:
+    """The registered operator's result.
+
+    Where torch would only pass the call on, its dispatcher is left out: it takes longer than a short decode.
+    """
+    if _torch_takes_part(problem):
+        return Forward(*forward_op(backend, *problem.flatten()))
+    return _forward(backend, problem)
+
+
+def _torch_takes_part(problem: Problem) -> bool:
+    """Whether autograd, a trace, a mode, a transform, a profiler or a tensor's own type may have a say in the call."""
+    if torch.compiler.is_compiling() or problem.needs_grad or problem.q.device.type != "cpu":
+        return True
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or torch.autograd._profiler_enabled()
+        or _len_torch_dispatch_stack_pre_dispatch()
+    ):
+        return True
+    return any(type(x) not in _PLAIN_TENSORS and isinstance(x, Tensor) for x in vars(problem).values())
 
 
 @forward_op.register_fake
