@@ -149,7 +149,7 @@ def test_contrast_and_labels(browser: Any, page: Path, scheme: str) -> None:
 def test_hostile_text_stays_text(browser: Any, runs: list[Path], tmp_path: Path) -> None:
     model = OpenedRun.open(runs[0]).model
     path = tmp_path / "evil.html"
-    path.write_text(explore_page(explore_model(model, [1, 4, 2], {1: EVIL}, title=EVIL)), encoding="utf-8")
+    explore_page(explore_model(model, [1, 4, 2], decode=lambda ids: EVIL, title=EVIL)).save(path)
     open_page(browser, path)
     assert browser.title == EVIL and not find(browser, "img")
     assert EVIL in find(browser, ".token")[0].text

@@ -11,7 +11,8 @@ import torch
 
 from tests.training.tiny import tiny_config
 from traformer.cli import main
-from traformer.evaluation.explore import decode_kept, decode_rows, explore_model, explore_runs
+from traformer.evaluation.exploration import decode_kept, decode_rows
+from traformer.evaluation.explore import explore_model, explore_runs
 from traformer.evaluation.opened import OpenedRun
 from traformer.models.observe import observe
 from traformer.ops import attention_map
@@ -26,6 +27,37 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for attention in ("tra", "rope", "tra_plus", "lstm"):
         train(tiny_config(attention=attention, steps=2), folder / attention, quiet=True)
     return {path.name: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A Llama of words, and the same converted, each saved with its tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from traformer import convert
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "c": 3}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    settings = {"vocab_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(num_attention_heads=4, num_key_value_heads=2, **settings))
+    places = {name: tmp_path_factory.mktemp(name) for name in ("plain", "converted")}
+    for name, model in (("plain", llama), ("converted", convert(llama, ["rope", "tra_plus"]))):
+        model.save_pretrained(places[name])
+        tokenizer.save_pretrained(places[name])
+    return places
+
+
+def test_a_converted_model_with_its_tokenizer(saved: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert main(["explore", str(saved["converted"]), "--prompt", "a b c c a", "--out", str(out)]) == 0
+    data = data_of(out.read_text(encoding="utf-8"))
+    (run,) = data["runs"]
+    assert data["vocabulary"] == {"1": "a", "2": "b", "3": "c"} and run["label"] == "RoPE + tra_plus"
+    rope, tra_plus = run["views"][0]["layers"]
+    assert len(rope) == len(tra_plus) == 4 and rope[0]["kept"] is None and tra_plus[0]["kept"]
 
 
 def data_of(page: str) -> dict:
@@ -69,7 +101,7 @@ def test_runs_side_by_side_on_the_same_sequences(runs: dict[str, Path], tmp_path
 
 
 def test_nothing_is_loaded_from_elsewhere(runs: dict[str, Path]) -> None:
-    page = explore_page(explore_runs([runs["tra"]], lengths="16"))
+    page = explore_page(explore_runs([runs["tra"]], lengths="16")).html
     assert "default-src 'none'" in page
     assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", page)
 
@@ -77,7 +109,7 @@ def test_nothing_is_loaded_from_elsewhere(runs: dict[str, Path]) -> None:
 def test_hostile_text_stays_text(runs: dict[str, Path]) -> None:
     model = OpenedRun.open(runs["tra"]).model
     evil = '</script><img src=x onerror="alert(1)">'
-    page = explore_page(explore_model(model, [1, 4, 2, 4], {1: evil}, title=evil))
+    page = explore_page(explore_model(model, [1, 4, 2, 4], decode=lambda ids: evil, title=evil)).html
     assert "</script><img" not in page and "<img" not in page
     assert data_of(page)["vocabulary"]["1"] == evil
 
@@ -88,7 +120,7 @@ def test_a_prompt_instead_of_an_example(runs: dict[str, Path]) -> None:
 
 
 def test_a_page_of_many_tokens_stays_small(runs: dict[str, Path]) -> None:
-    page = explore_page(explore_runs([runs["tra"], runs["rope"]], lengths="2k"))
+    page = explore_page(explore_runs([runs["tra"], runs["rope"]], lengths="2k")).html
     assert len(page.encode()) < 5_000_000
 
 
@@ -99,14 +131,24 @@ def test_a_page_of_many_tokens_stays_small(runs: dict[str, Path]) -> None:
         (["TRA", "--split", "sparce"], "unknown split of flip_flop 'sparce'; did you mean 'sparse'?"),
         (["TRA", "--task-example", "-1"], "the example's number is -1"),
         (["TRA", "--prompt", ""], "the prompt is empty"),
+        (["SAVED"], "is a saved model without a task; give a --prompt"),
+        (["SAVED", "--prompt", "a b", "--step", "3"], "has no checkpoints; leave --step out"),
+        (["PLAIN", "--prompt", "a b"], "has none of our attention layers; convert it first"),
+        (["TRA", "SAVED", "--prompt", "w 1 r"], "has other tokens than"),
         (["TRA", "--lengths", "4m"], "of memory"),
         (["NOWHERE"], "there is no run folder"),
     ],
 )
 def test_what_cannot_be_shown_is_said_in_one_sentence(
-    arguments: list[str], sentence: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    sentence: str,
+    runs: dict[str, Path],
+    saved: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     places = {"TRA": str(runs["tra"]), "LSTM": str(runs["lstm"]), "NOWHERE": str(tmp_path / "nowhere")}
+    places |= {"SAVED": str(saved["converted"]), "PLAIN": str(saved["plain"])}
     out = tmp_path / "page.html"
     assert main(["explore", *(places.get(word, word) for word in arguments), "--out", str(out)]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tra: error: ")]

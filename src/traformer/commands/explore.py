@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from traformer.commands.arguments import add_device, add_lengths, add_threads, joined
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of one task, shown side by side")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run folders of one task, or saved models with --prompt, shown side by side",
+    )
     parser.add_argument("--prompt", help="look at this text instead of an example of the task")
     parser.add_argument(
         "--task-example", type=int, default=0, metavar="N", help="number of the test example (default 0)"
@@ -28,7 +32,6 @@ def main(args: argparse.Namespace) -> None:
     from traformer.devices import set_threads
     from traformer.evaluation.explore import explore_runs
     from traformer.reports.explore import explore_page
-    from traformer.storage import write_atomically
 
     set_threads(args.threads)
     with ShownWatcher() as watcher:
@@ -43,6 +46,5 @@ def main(args: argparse.Namespace) -> None:
             step=args.step,
             watcher=watcher,
         )
-    out = Path(args.out)
-    write_atomically(out, explore_page(exploration))
+    out = explore_page(exploration).save(args.out)
     print(f"open {out} in a browser")

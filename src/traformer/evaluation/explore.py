@@ -1,243 +1,32 @@
-"""What `tra explore` shows: a model's attention at chosen queries, encoded so that long inputs stay a small file.
-
-An exploration holds runs, a run holds views (one per length), a view holds the tokens, the answers, and for each head
-the rows of chosen queries. A row keeps its largest weights exactly (to 1/32767), which keys the head keeps as bits,
-and, for long inputs, sums over buckets of keys; contextual distances follow from the bits. reports/explore draws it.
-"""
+"""Looks inside models: their attention on a prompt, on an example that grows, or on token ids, as an Exploration."""
 
 from __future__ import annotations
 
-import base64
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from traformer.errors import InputError, unknown_name
+from traformer.evaluation.exploration import Answer, Exploration, Growth, LayerTrace, RunView, encode_view
 from traformer.evaluation.opened import OpenedRun
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
-from traformer.methods import label_of
+from traformer.methods import METHODS, Method, label_of, stack_of
+from traformer.models.checks import check_ids
 from traformer.models.memory import available_memory, check_fits
 from traformer.models.observe import Attended, observe
+from traformer.runs.folder import RunFolder
 from traformer.tasks.base import Task
 
 MOST_BYTES = 4_000_000  # of a whole exploration
-MAP_CELLS = 48  # a head's small map is at most so many cells wide
-BUCKETS = 160  # of a row of more keys than ENTRIES
-ENTRIES = 256  # largest weights of a row that are kept
-LEAST_WEIGHT = 1e-4  # smaller ones are only in the buckets
-_SCALE = 32767
+INLINE_BYTES = 1_000_000  # of one that a notebook holds
 
-
-@dataclass(frozen=True)
-class HeadView:
-    """One head, at every query of its view. Bytes are base64; numbers are little-endian."""
-
-    weights: str  # per query: uint16 count, then count times (uint32 key, int16 weight * 32767), largest first
-    kept: str | None  # per query: ceil(T / 8) bytes, bit j of byte b is key 8 b + j; None: the method removes no keys
-    gates: list[float] | None  # per query: log decay per kept key; None: no gate
-    buckets: str | None  # per query: `buckets` uint8, share of the weight times 255; None: the entries are all there is
-    map: str  # cells x cells uint8: the largest weight of each block of queries and keys times 255
-
-
-@dataclass(frozen=True)
-class Answer:
-    place: int
-    predicted: int
-    truth: int
-
-
-@dataclass(frozen=True)
-class View:
-    """A sequence and what every head did at the chosen queries."""
-
-    length: str
-    tokens: list[int]
-    queries: list[int]  # rising
-    opening: int  # index of the query that is shown first
-    sources: list[list[int]]  # per query: the keys that decide the answer it predicts
-    answers: list[Answer]
-    cells: int
-    buckets: int
-    layers: list[list[HeadView]]
-
-
-@dataclass(frozen=True)
-class LayerTrace:
-    """What one layer did with one sequence of T tokens."""
-
-    weights: Tensor  # [H, T, T]
-    keep: Tensor | None  # bool [H, T, T]
-    log_decay: Tensor | None  # [H, T]
-
-
-def encode_view(
-    length: str,
-    tokens: Sequence[int],
-    layers: Sequence[LayerTrace],
-    answers: Sequence[Answer],
-    sources: Mapping[int, Sequence[int]],
-    *,
-    most_bytes: int,
-) -> View:
-    """A view of at most about `most_bytes`: as many queries as fit, those that predict an answer first."""
-    size = len(tokens)
-    heads = sum(len(layer.weights) for layer in layers)
-    cells = _cells(size, MAP_CELLS if heads <= 64 else MAP_CELLS // 2)
-    entries = ENTRIES if heads <= 32 else ENTRIES // 4
-    buckets = BUCKETS if size > entries else 0
-    row_bytes = heads * ((size + 7) // 8 + buckets + 6 * min(entries, size) // 2) * 4 // 3
-    room = max(4, (most_bytes - heads * cells * cells * 4 // 3) // max(1, row_bytes))
-    queries = sorted(_queries_in_order(size, answers)[:room])
-    rows = torch.tensor(queries)
-    encoded = [
-        [
-            _encode_head(layer, head, rows, entries=entries, buckets=buckets, cells=cells)
-            for head in range(len(layer.weights))
-        ]
-        for layer in layers
-    ]
-    predicting = [row for row, query in enumerate(queries) if sources.get(query)]
-    return View(
-        length=length,
-        tokens=list(tokens),
-        queries=queries,
-        opening=predicting[-1] if predicting else len(queries) - 1,
-        sources=[list(sources.get(query, ())) for query in queries],
-        answers=list(answers),
-        cells=cells,
-        buckets=buckets,
-        layers=encoded,
-    )
-
-
-def _queries_in_order(size: int, answers: Sequence[Answer]) -> list[int]:
-    """Every query once: those that predict an answer, spread over the sequence first, then the others likewise."""
-    predicting = sorted({answer.place - 1 for answer in answers if answer.place > 0})
-    others = sorted(set(range(size)) - set(predicting))
-    return [*_spread(predicting), *_spread(others)]
-
-
-def _spread(values: list[int]) -> list[int]:
-    """The same values, last first, then ever finer halves: any beginning of the list covers the whole evenly."""
-    count = len(values)
-    seen: dict[int, None] = {count - 1: None} if count else {}
-    step = count
-    while step >= 1:
-        for place in range(0, count, step):
-            seen.setdefault(place, None)
-        step = step // 2 if step > 1 else 0
-    return [values[place] for place in seen]
-
-
-def _encode_head(layer: LayerTrace, head: int, rows: Tensor, *, entries: int, buckets: int, cells: int) -> HeadView:
-    weights = layer.weights[head].float().cpu()  # [T, T]
-    chosen = weights[rows].numpy()
-    kept = None
-    if layer.keep is not None:
-        bits = np.packbits(layer.keep[head].cpu()[rows].numpy(), axis=-1, bitorder="little")
-        kept = _text(bits.tobytes())
-    return HeadView(
-        weights=_text(b"".join(_encode_row(row, entries) for row in chosen)),
-        kept=kept,
-        gates=None if layer.log_decay is None else [float(g) for g in layer.log_decay[head].float().cpu()[rows]],
-        buckets=_text(_bucket_sums(chosen, buckets)) if buckets else None,
-        map=_text(_small_map(weights, cells)),
-    )
-
-
-def _encode_row(row: NDArray[np.float32], entries: int) -> bytes:
-    order = np.argsort(-np.abs(row), kind="stable")[:entries]
-    order = order[np.abs(row[order]) >= LEAST_WEIGHT]
-    table = np.empty(len(order), dtype=[("key", "<u4"), ("weight", "<i2")])
-    table["key"] = order
-    table["weight"] = np.clip(np.rint(row[order] * _SCALE), -_SCALE, _SCALE)
-    return len(order).to_bytes(2, "little") + table.tobytes()
-
-
-def decode_rows(head: HeadView, view: View) -> list[dict[int, float]]:
-    """The weights of each query's row by key: what the page reads, for tests and notebooks."""
-    raw, place, rows = base64.b64decode(head.weights), 0, []
-    for _ in view.queries:
-        count = int.from_bytes(raw[place : place + 2], "little")
-        table = np.frombuffer(raw, dtype=[("key", "<u4"), ("weight", "<i2")], count=count, offset=place + 2)
-        rows.append({int(key): float(weight) / _SCALE for key, weight in table})
-        place += 2 + 6 * count
-    return rows
-
-
-def decode_kept(head: HeadView, view: View) -> NDArray[np.bool_] | None:
-    """Kept keys [queries, T] of a head that removes keys."""
-    if head.kept is None:
-        return None
-    raw = np.frombuffer(base64.b64decode(head.kept), dtype=np.uint8).reshape(len(view.queries), -1)
-    return np.unpackbits(raw, axis=-1, bitorder="little")[:, : len(view.tokens)].astype(bool)
-
-
-def _bucket_sums(rows: NDArray[np.float32], buckets: int) -> bytes:
-    edges = np.linspace(0, rows.shape[-1], buckets + 1).astype(int)[:-1]
-    sums = np.add.reduceat(np.abs(rows), edges, axis=-1)
-    levels: NDArray[np.uint8] = np.rint(255 * np.clip(sums, 0, 1)).astype(np.uint8)
-    return levels.tobytes()
-
-
-def _cells(size: int, most: int) -> int:
-    """How many blocks of equal size cover the tokens, at most `most`; the last block may be shorter."""
-    return math.ceil(size / math.ceil(size / most))
-
-
-def _small_map(weights: Tensor, cells: int) -> bytes:
-    size = math.ceil(len(weights) / cells)
-    side = size * cells
-    padded = torch.nn.functional.pad(weights.abs(), (0, side - len(weights), 0, side - len(weights)))
-    blocks = padded.view(cells, size, cells, size).amax((1, 3))
-    return (255 * blocks.clamp(0, 1)).round().to(torch.uint8).numpy().tobytes()
-
-
-def _text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode("ascii")
-
-
-@dataclass(frozen=True)
-class Growth:
-    """The most weight that any head has on the keys that decide an answer, mean over the answers of one sequence."""
-
-    tokens: int
-    weight: float
-
-
-@dataclass(frozen=True)
-class RunView:
-    """One run on the page."""
-
-    label: str
-    summary: str
-    trained: int  # tokens of its longest training sequence
-    layers: int
-    heads: int
-    opening: tuple[int, int]  # layer and head that are shown first: the one that looks at the deciding keys most
-    views: list[View]
-    growth: list[Growth]
-
-
-@dataclass(frozen=True)
-class Exploration:
-    """What a page shows: runs side by side, each at the same sequences."""
-
-    title: str
-    runs: list[RunView]
-    vocabulary: dict[int, str]  # of the tokens that occur
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        return asdict(self)
+Decode = Callable[[list[int]], str]  # token ids -> text, as tokenizers and tasks have it
 
 
 @dataclass(frozen=True)
@@ -248,6 +37,23 @@ class _Sequence:
     ids: list[int]
     answers: list[tuple[int, int]]  # place and true token
     sources: dict[int, list[int]]  # query -> the keys that decide what it predicts
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model to look into, and what the page says about it."""
+
+    model: Any
+    label: str
+    summary: str
+    decode: Decode
+    encode: Callable[[str], list[int]]
+    run: OpenedRun | None = None  # None: a saved model, which has no task
+
+    @property
+    def trained(self) -> int:
+        """Tokens of the longest training sequence; 0: not known."""
+        return 0 if self.run is None else self.run.task.sequence_length
 
 
 def explore_runs(
@@ -265,52 +71,141 @@ def explore_runs(
 ) -> Exploration:
     """Attention of runs of one task, on a prompt or on test example `example` at growing lengths.
 
+    A path may also be the folder of a saved model, such as `tra convert` writes; it has no task, so it needs a prompt.
     `lengths` are as for `tra eval`; by default 1, 2, 4 and 8 times the training length. `split` is the task's split, by
     default its first.
     """
     watcher = watcher or Watcher()
-    opened = [OpenedRun.open(path, device, step, watcher) for path in paths]
-    task = opened[0].task
-    for path, run in zip(paths, opened, strict=True):
-        if not run.weighs_keys:
-            raise InputError(
-                f"{label_of(run.config.attention)} weighs no keys, so there is nothing to explore in {path}"
-            )
-        if run.task.token_names != task.token_names:
-            raise InputError(f"{path} has other tokens than {paths[0]}; explore runs of one task together")
-    sequences = [_prompted(task, prompt)] if prompt is not None else _examples(opened[0], example, lengths, split)
+    subjects = [_open(path, device, step, watcher) for path in paths]
+    for path, subject in zip(paths, subjects, strict=True):
+        if prompt is None and subject.run is None:
+            raise InputError(f"{path} is a saved model without a task; give a --prompt")
+    sequences = [_prompted(paths, subjects, prompt)] if prompt is not None else []
+    if prompt is None:
+        opened = [subject.run for subject in subjects if subject.run is not None]
+        for path, run in zip(paths, opened, strict=True):
+            if run.task.token_names != opened[0].task.token_names:
+                raise InputError(f"{path} has other tokens than {paths[0]}; explore runs of one task together")
+        sequences = _examples(opened[0], example, lengths, split)
     room = most_bytes // (len(paths) * len(sequences))
     runs = []
-    for path, run in zip(paths, opened, strict=True):
+    for path, subject in zip(paths, subjects, strict=True):
         watcher.say(f"{path}: {len(sequences)} {'sequence' if len(sequences) == 1 else 'sequences'}")
-        trained = run.task.sequence_length
-        summary = f"{task.label}, {run.step:,} steps, seed {run.config.seed}, trained to {trained:,} tokens"
-        runs.append(_explore_model(run.model, sequences, label_of(run.config.attention), summary, trained, room))
-    used = sorted({token for sequence in sequences for token in sequence.ids} | _predicted(runs))
-    return Exploration(
-        title=title or f"Inside {' and '.join(dict.fromkeys(run.label for run in runs))}: {task.label}",
-        runs=runs,
-        vocabulary={token: task.decode([token]) for token in used},
-    )
+        runs.append(_look(subject.model, sequences, subject.label, subject.summary, subject.trained, room))
+    if title is None:
+        first = subjects[0].run
+        title = f"Inside {' and '.join(dict.fromkeys(run.label for run in runs))}"
+        title += f": {first.task.label}" if first is not None else ""
+    return Exploration(title, runs, _vocabulary(runs, subjects[0].decode))
 
 
-def explore_model(model: Any, ids: Sequence[int], names: Mapping[int, str], *, title: str = "") -> Exploration:
-    """Attention of any model of ours on token ids, for notebooks; `names` gives the text of each token."""
-    sequence = _Sequence(str(len(ids)), list(ids), [], {})
-    label = title or type(model).__name__
-    run = _explore_model(model, [sequence], label, f"{len(ids):,} tokens", 0, MOST_BYTES)
-    return Exploration(label, [run], {token: names.get(token, f"#{token}") for token in set(ids)})
+def explore_model(
+    model: Any,
+    input_ids: Tensor | Sequence[int],
+    *,
+    decode: Decode | None = None,
+    answers: Tensor | Sequence[bool] | None = None,
+    title: str | None = None,
+    most_bytes: int = INLINE_BYTES,
+) -> Exploration:
+    """Attention of one model of ours, converted ones included, on one sequence of token ids [T] or [1, T].
+
+    decode    the text of a list of ids, such as `tokenizer.decode` or `task.decode`; without it tokens are numbers
+    answers   [T] or [1, T], True where the page compares the model's prediction with the token
+    """
+    _check_weighs_keys(model, "this model")
+    ids = _one_row(torch.as_tensor(input_ids), "input_ids")
+    if ids.is_floating_point() or ids.dtype == torch.bool:
+        raise InputError(f"input_ids must be whole numbers, not {ids.dtype}")
+    check_ids(ids, model.config.vocab_size)
+    scored: list[int] = []
+    if answers is not None:
+        mask = _one_row(torch.as_tensor(answers), "answers")
+        if mask.shape != ids.shape:
+            raise InputError(f"answers has {len(mask)} places, input_ids {len(ids)}; give one for each token")
+        scored = [place for place in mask.nonzero()[:, 0].tolist() if place > 0]
+    tokens = ids.tolist()
+    sequence = _Sequence(str(len(tokens)), tokens, [(place, tokens[place]) for place in scored], {})
+    label = _label(model.config)
+    with _evaluating(model):
+        run = _look(model, [sequence], label, f"{len(tokens):,} tokens", 0, most_bytes)
+    return Exploration(title or f"Inside {label}", [run], _vocabulary([run], decode or _number))
 
 
-def _predicted(runs: Sequence[RunView]) -> set[int]:
-    return {answer.predicted for run in runs for view in run.views for answer in view.answers}
+def _number(ids: list[int]) -> str:
+    return f"#{ids[0]}"
 
 
-def _prompted(task: Task, prompt: str) -> _Sequence:
-    ids = task.encode(prompt)
-    if not ids:
-        raise InputError(f"the prompt is empty; give at least one token of {task.name}")
-    return _Sequence(str(len(ids)), ids, [], {})
+def _vocabulary(runs: Sequence[RunView], decode: Decode) -> dict[int, str]:
+    """The text of every token that occurs or is predicted."""
+    used = {token for run in runs for view in run.views for token in view.tokens}
+    used |= {answer.predicted for run in runs for view in run.views for answer in view.answers}
+    return {token: str(decode([token])) for token in sorted(used)}
+
+
+# What to look at ----------------------------------------------------------------------------------------------------
+
+
+def _open(path: str | Path, device: str, step: int | None, watcher: Watcher) -> _Subject:
+    """A run folder, or the folder of a saved model with its tokenizer."""
+    if (Path(path) / "config.json").is_file() and not RunFolder(path).is_run():
+        return _open_saved(path, device, step)
+    run = OpenedRun.open(path, device, step, watcher)
+    _check_weighs_keys(run.model, str(path))
+    task, trained = run.task, run.task.sequence_length
+    summary = f"{task.label}, {run.step:,} steps, seed {run.config.seed}, trained to {trained:,} tokens"
+    return _Subject(run.model, label_of(run.config.attention), summary, task.decode, task.encode, run)
+
+
+def _open_saved(path: str | Path, device: str, step: int | None) -> _Subject:
+    from traformer.devices import choose_device
+    from traformer.models.sources import load_source
+
+    if step is not None:
+        raise InputError(f"{path} is a saved model, not a run, so it has no checkpoints; leave --step out")
+    model, tokenizer = load_source(str(path))
+    if tokenizer is None:
+        raise InputError(f"{path} has no tokenizer; save one there, or call model.explore(ids) in Python")
+    _check_weighs_keys(model, str(path))
+    model.eval().to(choose_device(device))
+    return _Subject(model, _label(model.config), f"saved model in {path}", tokenizer.decode, tokenizer.encode)
+
+
+def _label(config: Any) -> str:
+    """The attentions of a model by the names that the catalogue has for them."""
+    return " + ".join(dict.fromkeys(_named(method).label for method in stack_of(config)))
+
+
+def _named(method: Method) -> Method:
+    """The named configuration with these options, where there is one."""
+    return next((known for known in METHODS.values() if known.is_same(method)), method)
+
+
+def _check_weighs_keys(model: Any, where: str) -> None:
+    if not any(isinstance(module, AttentionLayer) for module in model.modules()):
+        raise InputError(f"{where} has none of our attention layers; convert it first (`tra convert`)")
+    for method in stack_of(model.config):
+        if not method.has_weights:
+            raise InputError(f"{method.label} weighs no keys, so there is nothing to explore in {where}")
+
+
+def _one_row(values: Tensor, name: str) -> Tensor:
+    """[T] or [1, T] -> [T]."""
+    if values.dim() == 2 and len(values) == 1:
+        values = values[0]
+    if values.dim() != 1 or not len(values):
+        raise InputError(f"{name} must be one sequence, [length] or [1, length], not {list(values.shape)}")
+    return values
+
+
+def _prompted(paths: Sequence[str | Path], subjects: Sequence[_Subject], prompt: str) -> _Sequence:
+    encoded = [list(subject.encode(prompt)) for subject in subjects]
+    if not encoded[0]:
+        raise InputError("the prompt is empty; give at least one token")
+    for path, ids in zip(paths, encoded, strict=True):
+        if ids != encoded[0]:
+            raise InputError(f"{path} has other tokens than {paths[0]}; explore models of one vocabulary together")
+    return _Sequence(str(len(encoded[0])), encoded[0], [], {})
 
 
 def _examples(run: OpenedRun, example: int, lengths: str | None, split: str | None) -> list[_Sequence]:
@@ -340,10 +235,14 @@ def _examples(run: OpenedRun, example: int, lengths: str | None, split: str | No
     return sequences
 
 
+# Looking ------------------------------------------------------------------------------------------------------------
+
+
 @torch.inference_mode()
-def _explore_model(
-    model: Any, sequences: Sequence[_Sequence], label: str, summary: str, trained: int, room: int
+def _look(
+    model: Any, sequences: Sequence[_Sequence], label: str, summary: str, trained: int, most_bytes: int
 ) -> RunView:
+    """One model at each sequence; a view takes at most about `most_bytes`."""
     views, growth = [], []
     opening: tuple[int, int] | None = None
     for sequence in sequences:
@@ -352,8 +251,8 @@ def _explore_model(
 
         def visit(seen: Attended, traces: list[LayerTrace] = traces) -> None:
             assert seen.weights is not None
-            keep, gate = seen.keep(), seen.log_decay() if counts_kept_keys(seen.layer) else None
-            traces.append(LayerTrace(seen.weights[0], _first(keep), _first(gate)))
+            gate = seen.log_decay() if counts_kept_keys(seen.layer) else None
+            traces.append(LayerTrace(seen.weights[0], _first(seen.keep()), _first(gate)))
 
         ids = torch.tensor([sequence.ids], device=next(model.parameters()).device)
         with observe(model, weights=True, visit=visit):
@@ -364,9 +263,23 @@ def _explore_model(
             growth.append(Growth(len(sequence.ids), float(on_source.amax(0).mean())))
             if opening is None:
                 opening = divmod(int(on_source[:, -1].argmax()), len(traces[0].weights))
-        views.append(encode_view(sequence.length, sequence.ids, traces, answers, sequence.sources, most_bytes=room))
+        views.append(
+            encode_view(sequence.length, sequence.ids, traces, answers, sequence.sources, most_bytes=most_bytes)
+        )
     layers, heads = len(views[0].layers), len(views[0].layers[0])
     return RunView(label, summary, trained, layers, heads, opening or (layers - 1, 0), views, growth)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and afterwards as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def _first(batch: Tensor | None) -> Tensor | None:
@@ -393,4 +306,4 @@ def _check_memory(model: Any, length: int) -> None:
     """Raise the sentence if the maps of one sequence do not fit."""
     config = model.config
     need = 4 * config.num_attention_heads * length * length * (config.num_hidden_layers + 4)
-    check_fits(need, available_memory(), f"looking at {length:,} tokens", "give a shorter prompt or --lengths")
+    check_fits(need, available_memory(), f"looking at {length:,} tokens", "look at fewer tokens")

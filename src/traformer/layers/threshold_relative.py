@@ -13,6 +13,7 @@ from traformer.errors import InputError, unknown_name
 from traformer.layers.base import AttentionLayer
 from traformer.layers.context import AttentionContext
 from traformer.ops import (
+    AttentionMap,
     AttentionStats,
     attention_map,
     attention_stats,
@@ -133,10 +134,20 @@ class ThresholdRelativeAttention(AttentionLayer):
         threshold: float = self.option["threshold"]
         return threshold
 
+    def whole_map(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionMap | None:
+        """Scores, kept keys, distances and weights of an `attend` on the same tensors; for looking at.
+
+        None for a variant whose weights the operator does not compute.
+        """
+        return self._map(q, k, hidden_states, context)
+
+    def _map(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionMap:
+        q, log_decay, options, _ = self._problem(q, k, hidden_states, context)
+        return attention_map(q, k, log_decay, **options)
+
     def keeps(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
         """Keys above the threshold in an `attend` on the same tensors, bool [B, Hq, T, Tk]; for looking at."""
-        q, log_decay, options, _ = self._problem(q, k, hidden_states, context)
-        return attention_map(q, k, log_decay, **options).keep
+        return self._map(q, k, hidden_states, context).keep
 
     def reads(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionStats:
         """Keys read and kept by each query of an `attend` on the same tensors; for measurement."""

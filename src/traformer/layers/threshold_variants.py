@@ -14,6 +14,7 @@ from traformer.layers.context import AttentionContext
 from traformer.layers.forgetting import cumulative_gates, log_forget_gates
 from traformer.layers.options import check_bool, gate_biases, is_number
 from traformer.layers.threshold_relative import ThresholdRelativeAttention
+from traformer.ops import AttentionMap
 from traformer.ops.alibi import alibi_slopes
 from traformer.ops.eager import widened
 from traformer.ops.threshold_variants import threshold_variant_attention
@@ -151,6 +152,14 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             result = result + F.softplus(widened(self.threshold_proj(hidden_states))).transpose(1, 2)
         return result
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether the operator computes it."""
+        return self.distance in ("contextual", "none") and self.option["removal"]
+
+    def whole_map(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionMap | None:
+        return super().whole_map(q, k, hidden_states, context) if self.is_fused else None
+
     def keeps(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
         return super().keeps(q, k, hidden_states, context) if self.option["removal"] else None
 
@@ -163,7 +172,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         context: AttentionContext,
         state: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        if self.distance in ("contextual", "none") and self.option["removal"]:
+        if self.is_fused:
             return super().attend(q, k, v, hidden_states, context)
         key_bias = None
         if self.distance == "ordinary":

@@ -10,10 +10,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from traformer.models.config import TraformerConfig
 from traformer.models.decoder import TraformerModel, TraformerPreTrainedModel
+from traformer.models.exploring import ExploredModel
 from traformer.models.generation import CheckedGenerationMixin
 
 
-class TraformerForCausalLM(TraformerPreTrainedModel, CheckedGenerationMixin):
+class TraformerForCausalLM(TraformerPreTrainedModel, CheckedGenerationMixin, ExploredModel):
     """A decoder that predicts the next token."""
 
     def __init__(self, config: TraformerConfig) -> None:

@@ -37,6 +37,7 @@ class Attended:
     hidden_states: Tensor  # [B, T, E]
     context: AttentionContext
     weights: Tensor | None  # [B, Hq, T, Tk] if they were asked for and the method has any
+    kept: Tensor | None = None  # bool [B, Hq, T, Tk] where the weights came with it
 
     def content_scores(self, queries: Tensor | None = None) -> Tensor:
         """q.k * scale of the new tokens by content alone, [B, Hq, T or R, T]; `queries` [R] chooses some of them."""
@@ -51,6 +52,8 @@ class Attended:
 
     def keep(self) -> Tensor | None:
         """Which keys stay in the softmax, bool [B, Hq, T, Tk]; None for methods that remove none."""
+        if self.kept is not None:
+            return self.kept
         keeps = getattr(self.layer, "keeps", None)
         return None if keeps is None else keeps(self.q, self.k, self.hidden_states, self.context)
 
@@ -89,13 +92,21 @@ def observe(
 
 def _observed(layer: AttentionLayer, with_weights: bool, visit: Callable[[Attended], None]) -> Callable[..., Any]:
     attend = layer.attend
+    whole_map: Any = getattr(layer, "whole_map", None)
 
     def observed(
         q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext, *state: Tensor
     ) -> tuple[Tensor, Tensor | None]:
+        # Weights and kept keys are parts of one map: it is made once for both. In training, where thresholds may be
+        # drawn, the layer's own weights belong to its own draw.
+        once = with_weights and whole_map is not None and not (layer.training or context.output_attentions)
+        if once and (found := whole_map(q, k, hidden_states, context)) is not None:
+            out, _ = attend(q, k, v, hidden_states, context, *state)
+            visit(Attended(layer, q, k, v, hidden_states, context, found.weights, found.keep))
+            return out, None
         asked = dataclasses.replace(context, output_attentions=context.output_attentions or with_weights)
-        out, found = attend(q, k, v, hidden_states, asked, *state)
-        visit(Attended(layer, q, k, v, hidden_states, context, found))
-        return out, found if context.output_attentions else None
+        out, weights = attend(q, k, v, hidden_states, asked, *state)
+        visit(Attended(layer, q, k, v, hidden_states, context, weights))
+        return out, weights if context.output_attentions else None
 
     return observed

@@ -19,6 +19,7 @@ from transformers import (
 from traformer.models.card import converted_card
 from traformer.models.conversion.configs import CONFIGS
 from traformer.models.conversion.trunk import ConvertedTrunk
+from traformer.models.exploring import ExploredModel
 from traformer.models.generation import CheckedGenerationMixin
 from traformer.models.saving import SavedModel
 
@@ -34,7 +35,7 @@ class Family:
     model: type[PreTrainedModel]
 
 
-class ConvertedForCausalLM(SavedModel, CheckedGenerationMixin):
+class ConvertedForCausalLM(SavedModel, CheckedGenerationMixin, ExploredModel):
     """Mixed in before the language model class of a family: its head and forward around a converted trunk."""
 
     trunk_class: ClassVar[type[ConvertedTrunk]]

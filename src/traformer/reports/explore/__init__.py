@@ -7,8 +7,10 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from traformer.reports.inline import Page
+
 if TYPE_CHECKING:
-    from traformer.evaluation.explore import Exploration
+    from traformer.evaluation.exploration import Exploration
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -34,7 +36,7 @@ removes from the softmax are struck out; distance then counts only the keys that
 </div>
 <figure id="growth" hidden style="margin:0 0 16px">
 <figcaption class="sub">The most weight that any head has on the keys that decide an answer, mean over the answers of
-one sequence, as the input grows. Trained to {trained}.</figcaption>
+one sequence, as the input grows.{trained}</figcaption>
 </figure>
 <div class="key"><span>border: the query</span><span>dashed border: a key that decides the answer</span>
 <span><s>struck out</s>: removed</span><span>underlined: within the gate's reach</span>
@@ -49,15 +51,16 @@ one sequence, as the input grows. Trained to {trained}.</figcaption>
 """
 
 
-def explore_page(exploration: Exploration) -> str:
-    """The page as text."""
+def explore_page(exploration: Exploration) -> Page:
+    """The page, to be saved or shown in a notebook."""
     data = json.dumps(exploration.to_dict(), separators=(",", ":"))
     folder = files(__package__)
     trained = sorted({f"{run.trained:,} tokens" for run in exploration.runs if run.trained})
-    return _PAGE.format(
+    html = _PAGE.format(
         title=escape(exploration.title),
-        trained=escape(", ".join(trained)),
+        trained=escape(f" Trained to {', '.join(trained)}." if trained else ""),
         style=(folder / "page.css").read_text(encoding="utf-8"),
         script=(folder / "page.js").read_text(encoding="utf-8"),
         data=data.replace("<", "\\u003c"),  # so that no token can end the script element
     )
+    return Page(exploration.title, html)
