@@ -44,7 +44,7 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i csrc/*.h csrc/*.cpp
 
-# Freshly drawn problems, some 20 to 60 minutes; FUZZ="--seed 1 --count 1000" repeats or shortens it.
+# Freshly drawn problems, some 20 to 60 minutes; FUZZ="--seed 1 --count 1000 --skip 500" repeats, shortens or continues it.
 fuzz: setup
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 

@@ -9,7 +9,7 @@ import resource
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -73,26 +73,45 @@ def plan(names: Sequence[str], count: int) -> list[tuple[str, int, int]]:
     return [(name, n, size) for _, name, n, size in sorted(batches)]
 
 
-def campaign(seed: int, count: int, names: Sequence[str], batch: int | None, console: Console) -> list[Finding]:
+def campaign(
+    seed: int, count: int, names: Sequence[str], batch: int | None, console: Console, skip: int = 0
+) -> list[Finding]:
+    """Run the plan, or one batch of each target. skip: the plan's first problems, solved before."""
     todo = [(name, batch, BATCH) for name in names] if batch is not None else plan(names, count)
     findings: list[Finding] = []
+    solved = skip
+    try:
+        for done in _solve(seed, todo, skip, findings, console):
+            solved = max(solved, done)
+    except KeyboardInterrupt:
+        again = f"python -m tests.fuzz --seed {seed} --count {count} --skip {solved}"
+        console.print(f"stopped after {solved} problems; continue with: {again}", markup=False, highlight=False)
+        raise SystemExit(130) from None
+    return findings
+
+
+def _solve(
+    seed: int, todo: list[tuple[str, int, int]], skip: int, findings: list[Finding], console: Console
+) -> Iterator[int]:
+    """Solve batch after batch, each finding added to `findings`; yields how many problems are done."""
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         total = sum(size for *_, size in todo)
         bar = progress.add_task("", total=total)
         done = 0
         for name, number, size in todo:
-            progress.update(bar, description=name)
-            if sum(found.target == name for found in findings) < MOST_FINDINGS:
-                found = run_batch(TARGETS[name], seed, number, size)
-                if found is not None:
-                    findings.append(found)
-                    report(found, seed, console)
-            progress.advance(bar, size)
             done += size
-            if not console.is_terminal and done * 20 // total > (done - size) * 20 // total:  # a log gets 20 lines
-                console.print(f"{done} of {total} problems, {len(findings)} findings", highlight=False)
-    return findings
+            if done > skip:
+                progress.update(bar, description=name)
+                if sum(found.target == name for found in findings) < MOST_FINDINGS:
+                    found = run_batch(TARGETS[name], seed, number, size)
+                    if found is not None:
+                        findings.append(found)
+                        report(found, seed, console)
+                if not console.is_terminal and done * 100 // total > (done - size) * 100 // total:  # 100 lines in a log
+                    console.print(f"{done} of {total} problems, {len(findings)} findings", highlight=False)
+            progress.update(bar, completed=done)
+            yield done
 
 
 def report(found: Finding, seed: int, console: Console) -> None:
@@ -117,6 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", nargs="+", metavar="TARGET", help=f"some of {', '.join(TARGETS)}, or their beginnings"
     )
     parser.add_argument("--batch", type=int, help="only this batch of each target, as a finding names it")
+    parser.add_argument("--skip", type=int, default=0, help="leave out this many problems, to continue a campaign")
     given = parser.parse_args(arguments)
     names = [name for name in TARGETS if not given.only or any(name.startswith(start) for start in given.only)]
     if not names or given.count < 1:
@@ -127,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = secrets.randbits(32) if given.seed is None else given.seed
     console.print(f"seed {seed}: {given.count} problems over {len(names)} targets", highlight=False)
     start = time.monotonic()
-    findings = campaign(seed, given.count, names, given.batch, console)
+    findings = campaign(seed, given.count, names, given.batch, console, given.skip)
     seconds = time.monotonic() - start
     verdict = "nothing found" if not findings else f"{len(findings)} findings, see above"
     console.print(f"seed {seed}: {verdict} ({seconds:.0f} s)", highlight=False)

@@ -31,6 +31,26 @@ def test_a_fault_is_found_shrunk_and_repeated(monkeypatch):
     assert fuzz.campaign(7, 300, ["faulty"], findings[0].batch, console) == [findings[0]]
 
 
+def test_a_stopped_campaign_says_how_to_continue_and_skips_what_was_solved(monkeypatch):
+    solved = []
+
+    def run_batch(target, campaign, batch, count):
+        if len(solved) == 3:
+            solved.append("stop")
+            raise KeyboardInterrupt
+        solved.append((target.name, batch))
+
+    monkeypatch.setattr(fuzz, "run_batch", run_batch)
+    shown = io.StringIO()
+    console = Console(file=shown, width=120)
+    names = list(TARGETS)[:2]
+    with pytest.raises(SystemExit) as stopped:
+        fuzz.campaign(7, 1000, names, None, console)
+    assert stopped.value.code == 130 and "--seed 7 --count 1000 --skip 300" in shown.getvalue()
+    assert fuzz.campaign(7, 1000, names, None, console, skip=300) == []
+    assert [case for case in solved if case != "stop"] == [(name, n) for name, n, _ in fuzz.plan(names, 1000)]
+
+
 def test_the_plan_has_as_many_problems_as_asked_for_and_meets_every_target_early():
     batches = fuzz.plan(list(TARGETS), 100_000)
     assert abs(sum(size for *_, size in batches) - 100_000) < len(TARGETS)

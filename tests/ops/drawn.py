@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from traformer.ops import KeyIndex, attention_map, attention_stats, threshold_relative_attention
-from traformer.ops.threshold_relative import cpu
+from traformer.ops.threshold_relative import cpu, reference
+from traformer.ops.threshold_relative.options import make_problem
 
 NAMES = ("out", "dq", "dk", "dv", "dlog_decay", "dthreshold")
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
@@ -180,14 +181,36 @@ def _rounding(problem: Drawn) -> dict[str, float]:
     """What rounding may leave in each result even where the result itself vanishes: that of dO . v, multiplied on."""
     q, k, v, _ = problem.inputs
     scale = q.shape[3] ** -0.5
-
     unit = 2**-24 * _longest(problem.upstream) * _longest(v) * _steepness(problem)
+    surrogate = 2 * _surrogate_gain(problem)  # dO . v and delta are both rounded
     sizes = {
-        "dq": unit * max(1.0, scale * _longest(k)),
-        "dk": unit * max(1.0, scale * _longest(q)) * q.shape[2] ** 0.5,
+        "dq": unit * max(1.0, scale * _longest(k)) * (1 + surrogate),
+        "dk": unit * max(1.0, scale * _longest(q)) * q.shape[2] ** 0.5 * (1 + surrogate),
         "dlog_decay": unit * k.shape[2] ** 0.5,
+        "dthreshold": unit * surrogate,
     }
     return {name: 1e-6 + sizes.get(name, unit) for name in NAMES}
+
+
+def _surrogate_gain(problem: Drawn) -> float:
+    """By how much a surrogate multiplies an error of dO . v - delta: the largest sum of its factors in a row.
+
+    Row i's gradient is sum_j m_ij sigmoid'((s_ij - threshold) / width) / width (dO . v_j - delta), m_ij the weight that
+    key j has or, were it kept, would have. Where one key has all the weight, dO . v - delta is 0 but for rounding,
+    and 1 / (4 width) of that remains; keys removed to the right of all kept ones have a weight of up to 1 each.
+    """
+    normal = make_problem(*(x.double() for x in problem.inputs), problem.options)
+    width = normal.surrogate_width
+    if not width:
+        return 0.0
+    scores, keep, _, _ = reference.attention_map(normal)  # [B, H, T, S]
+    nearer = keep.flip(-1).cumsum(-1).flip(-1) - keep.long()
+    logits = scores + normal.log_decay[..., None] * nearer
+    row = torch.where(keep, logits, -torch.inf).logsumexp(-1, keepdim=True)
+    mass = torch.where(reference.visibility(normal) & row.isfinite(), torch.exp(logits - row), 0.0)
+    threshold = normal.threshold_value if normal.threshold is None else normal.threshold[..., None]
+    soft = torch.sigmoid((scores - threshold) / width)
+    return _largest((mass * soft * (1 - soft) / width).sum(-1))
 
 
 def check_formula(problem: Drawn, chosen: list[str]) -> None:
