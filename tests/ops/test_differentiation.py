@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jvp, vmap
 
@@ -83,9 +84,11 @@ def test_the_result_may_be_changed_in_place(backend):
     out = threshold_relative_attention(*x, backend=backend)
     assert torch.equal(out.mul_(2).detach(), expected)
     if BACKENDS[backend].fused:
-        # Like softmax and exp, it keeps its result for the gradient: torch notices that it was changed.
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
+        # It keeps its result for the gradient, and torch notices the change: the same as in torch's own attention.
+        own = F.scaled_dot_product_attention(x[0], *(y.repeat_interleave(2, 1) for y in x[1:3]), is_causal=True)
+        for changed in (out, own.mul_(2)):
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                changed.sum().backward()
     else:
         out.sum().backward()
         assert x[0].grad is not None

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from traformer.errors import InputError
+from traformer.ops.threshold_relative import pieces
 from traformer.ops.threshold_relative.dropout import drop_limit
 from traformer.ops.threshold_relative.problem import Forward, Gradients, Problem, Saved, empty_forward, empty_gradients
 from traformer.processor import LIBRARY_VARIABLE, library_path
@@ -192,6 +193,17 @@ def forward(problem: Problem) -> Forward:
     if problem.q.shape[3] % CHANNEL_STEP:
         found = forward(_with_whole_steps(problem))
         return found._replace(out=empty_forward(problem).out.copy_(found.out[..., : problem.q.shape[3]]))
+    runs = pieces.cut(problem)
+    if len(runs) == 1:
+        return _forward_piece(problem)
+    result = empty_forward(problem)
+    for start, stop in pieces.announced(problem, runs):
+        for whole, part in zip(result, _forward_piece(problem.run_of_queries(start, stop)), strict=True):
+            whole[:, :, start:stop] = part
+    return result
+
+
+def _forward_piece(problem: Problem) -> Forward:
     result = empty_forward(problem)
     call, keep_alive = _describe(problem)
     call.out = _strided(result.out, keep_alive)
@@ -209,28 +221,48 @@ def backward(problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients:
         for name in ("q", "k", "v"):
             getattr(gradients, name).copy_(getattr(found, name)[..., :width])
         return gradients._replace(log_decay=found.log_decay, threshold=found.threshold)
-    call, keep_alive = _describe(problem)
-    call.out = _strided(saved.out, keep_alive)
-    call.grad_out = _strided(grad_out.to(problem.q.dtype), keep_alive)
-    call.normaliser = _pointer(saved.normaliser, torch.float32, keep_alive)
-    call.reach = _pointer(saved.reach, torch.int32, keep_alive)
-    call.grad_q = _strided(gradients.q, keep_alive)
     # Keys collect from many rows: in fp32 whatever the storage type.
     sums_k, sums_v = (
         x if x.dtype == torch.float32 else torch.empty_like(x, dtype=torch.float32) for x in (gradients.k, gradients.v)
     )
     sums_k.zero_()
     sums_v.zero_()
-    call.grad_k, call.grad_v = _strided(sums_k, keep_alive), _strided(sums_v, keep_alive)
+    runs = pieces.cut(problem, saved.reach)
+    if len(runs) == 1:
+        _backward_piece(problem, grad_out, saved, gradients._replace(k=sums_k, v=sums_v))
+    else:
+        for start, stop in pieces.announced(problem, runs):
+            rows = slice(start, stop)
+            part = empty_gradients(problem.run_of_queries(start, stop))
+            part = part._replace(k=torch.zeros_like(sums_k), v=torch.zeros_like(sums_v))
+            kept = Saved(*(x[:, :, rows] for x in saved))
+            _backward_piece(problem.run_of_queries(start, stop), grad_out[:, :, rows], kept, part)
+            sums_k += part.k
+            sums_v += part.v
+            gradients.q[:, :, rows] = part.q
+            gradients.log_decay[:, :, rows] = part.log_decay
+            if problem.surrogate_width:
+                gradients.threshold[:, :, rows] = part.threshold
+    for target, source in ((gradients.k, sums_k), (gradients.v, sums_v)):
+        if target is not source:
+            target.copy_(source)
+    return gradients
+
+
+def _backward_piece(problem: Problem, grad_out: Tensor, saved: Saved, gradients: Gradients) -> None:
+    """Writes `gradients`, whose k and v are zeros in fp32."""
+    call, keep_alive = _describe(problem)
+    call.out = _strided(saved.out, keep_alive)
+    call.grad_out = _strided(grad_out.to(problem.q.dtype), keep_alive)
+    call.normaliser = _pointer(saved.normaliser, torch.float32, keep_alive)
+    call.reach = _pointer(saved.reach, torch.int32, keep_alive)
+    call.grad_q, call.grad_k, call.grad_v = (_strided(x, keep_alive) for x in (gradients.q, gradients.k, gradients.v))
     sums_decay = torch.empty(gradients.log_decay.shape, dtype=torch.float32)
     call.grad_log_decay = sums_decay.data_ptr()
     if problem.surrogate_width:
         call.grad_threshold = gradients.threshold.data_ptr()
     _run("tra_backward", call)
-    for target, source in ((gradients.k, sums_k), (gradients.v, sums_v), (gradients.log_decay, sums_decay)):
-        if target is not source:
-            target.copy_(source)
-    return gradients
+    gradients.log_decay.copy_(sums_decay)
 
 
 def _with_whole_steps(problem: Problem) -> Problem:

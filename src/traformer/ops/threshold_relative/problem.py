@@ -54,6 +54,18 @@ class Problem:
             self, score_bound=None, tolerance=0.0, needs_grad=True, key_low=None, key_high=None, key_norm=None
         )
 
+    def run_of_queries(self, start: int, stop: int) -> Problem:
+        """The same problem for the queries [start, stop) alone."""
+        rows = slice(start, stop)
+        return replace(
+            self,
+            q=self.q[:, :, rows],
+            log_decay=self.log_decay[:, :, rows],
+            threshold=None if self.threshold is None else self.threshold[:, :, rows],
+            first_key=None if self.first_key is None else self.first_key[rows],
+            query_start=self.query_start + start,
+        )
+
     @property
     def compute_dtype(self) -> torch.dtype:
         """Scores, sums and counts are held in this type: fp64 for fp64 inputs, else fp32."""
