@@ -26,6 +26,15 @@ def solve(problem: str, x: list[str]) -> list[str]:
             return x[::-1]
         case "sort":
             return sorted(x)
+        case "two_back":
+            return ["a", "a", *x][: len(x)]
+        case "recall":
+            end = x.index("?")
+            pairs = {tuple(x[at : at + 2]): x[at + 2 : at + 4] for at in range(0, end, 5)}
+            assert len(pairs) == end // 5 and set(x[4:end:5]) == {"|"} and set(x[end::3]) == {"?"}
+            asked = [tuple(x[at + 1 : at + 3]) for at in range(end, len(x), 3)]
+            assert len(set(asked)) == len(asked) == min(len(pairs), 4)
+            return [letter for key in asked for letter in pairs[key]]
     stack: list[str] = []
     for token in x:
         if token == "pop":
@@ -49,12 +58,22 @@ def test_definition(problem, seed, start, shortest, more):
         x, y = words[1:at], words[at + 1 : -1]
         assert words[0] == "<bos>" and words[-1] == "<eos>" and y == solve(problem, x)
         even = problem == "modular_arithmetic" and shortest % 2 == 0
-        assert shortest - even <= len(x) <= shortest + more
+        if problem == "recall":
+            assert max(8, shortest - 7) <= len(x) <= max(8, shortest + more)
+        else:
+            assert shortest - even <= len(x) <= shortest + more
         scored = [t for t, answer in enumerate(batch.answers[row].tolist()) if answer]
         assert scored == list(range(at + 1, tokens))
-        if problem == "reverse":
-            for t in scored[:-1]:
-                assert words[int(batch.sources[row, t])] == words[t] and int(batch.sources[row, t]) == 2 * at - t
+        for number, t in enumerate(scored[:-1]):
+            source = int(batch.sources[row, t])
+            if problem == "reverse":
+                assert words[source] == words[t] and source == 2 * at - t
+            elif problem == "recall":
+                assert words[source] == words[t] and source < at
+            elif problem == "two_back":
+                assert source == (number - 1 if number >= 2 else -1)
+            else:
+                assert source == -1
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -74,6 +93,14 @@ def test_every_answer_is_as_likely_as_chance_says():
         given = batch.input_ids[:, 42].bincount().double() / len(batch)
         assert float(given.max()) == pytest.approx(share, abs=0.02) and task.chance() == share
     assert Algorithmic("reverse", 2, 2).chance() == pytest.approx(0.01)
+    assert Algorithmic("two_back", 4, 4).chance() == pytest.approx(0.01)
+    assert Algorithmic("recall", 8, 8).chance() == pytest.approx(1 / 256)
+
+
+def test_recall_has_as_many_pairs_as_it_has_keys():
+    assert len(Algorithmic("recall", 1292, 1292).examples(0, 0, 1)) == 1
+    with pytest.raises(InputError, match="256 keys"):
+        Algorithmic("recall", 1297)
 
 
 def test_unknown_problem():
