@@ -6,8 +6,10 @@ import pytest
 
 from traformer.experiments.claims import (
     NOT_TESTED,
+    Target,
     error_cut,
     error_cut_by_sixty_percent,
+    every_seed,
     more_than_three_times_longer,
     reach,
 )
@@ -54,3 +56,11 @@ def test_error_cut(own, other, outcome):
 
 def test_error_cut_without_others():
     assert error_cut_by_sixty_percent("t", "tra", {100: 1.0}, {}, 50).outcome == NOT_TESTED
+
+
+def test_the_worst_seed_at_the_worst_length_decides():
+    target = Target(("tra",), 0.95, 100)
+    assert every_seed("n", "tra", {50: 0.1, 100: 0.95, 150: 0.99}, target).outcome == HOLDS
+    verdict = every_seed("n", "tra", {50: 1.0, 100: 1.0, 150: 0.94}, target)
+    assert verdict.outcome == FAILS and "94.0 % at 150" in verdict.numbers
+    assert every_seed("n", "tra", {50: 1.0}, target).outcome == NOT_TESTED

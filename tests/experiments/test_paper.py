@@ -106,7 +106,8 @@ def test_verdicts_from_runs(tmp_path):
         )
     (summary,) = summaries(part, tmp_path, 2)
     assert summary.lengths == ["2-50", "51-100", "151-200"] and summary.seeds("rope") == 2
-    longer, cut = verdicts(summary, "laptop")
+    longer, cut, each = verdicts(summary, "laptop")
+    assert each.outcome == FAILS and "90.0 % at 100" in each.numbers
     assert (
         (longer.outcome, cut.outcome) == (FAILS, HOLDS)
         and "1x of 4x" in longer.numbers

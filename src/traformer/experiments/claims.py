@@ -8,12 +8,15 @@ LONGER.
 the mean error over seeds of the method and e' that of the best other method at that length. A length at which the best
 other method makes no error has nothing to cut and is left out.
 
+*Every seed*: our own targets for some tables; the worst seed at the worst length decides.
+
 Accuracy is exact match. A length that is a range (51-100) counts as its upper end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from traformer.experiments.protocol import FAILS, HOLDS, Verdict, percent
 
@@ -68,3 +71,32 @@ def error_cut_by_sixty_percent(
         return Verdict(name, claim, NOT_TESTED, reason)
     numbers = ", ".join(f"{100 * cut:.0f} % at {length} ({other})" for length, (cut, other) in cuts.items())
     return Verdict(name, claim, HOLDS if all(cut > CUT for cut, _ in cuts.values()) else FAILS, numbers)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What every seed of some methods should reach at every tested length from `shortest` on."""
+
+    methods: tuple[str, ...]
+    level: float
+    shortest: int = 0  # upper end of the shortest length that counts
+
+
+TARGETS = {  # by part of a table
+    "flip_flop": Target(("tra", "tra_plus"), 1.0),
+    "induction": Target(("tra_plus",), 0.99),
+    "copy_unique": Target(("tra_plus",), 0.95, 300),
+}
+
+
+def every_seed(name: str, method: str, worst: Accuracies, target: Target) -> Verdict:
+    """`worst`: length -> accuracy of the worst seed."""
+    where = "at every length" if not target.shortest else f"from {target.shortest} on"
+    claim = f"every seed of {method} reaches {percent(target.level)} {where}"
+    counted = {length: value for length, value in worst.items() if length >= target.shortest}
+    if not counted:
+        return Verdict(name, claim, NOT_TESTED, f"tested to {max(worst)}")
+    at = min(counted, key=lambda length: counted[length])
+    return Verdict(
+        name, claim, HOLDS if counted[at] >= target.level else FAILS, f"at worst {percent(counted[at])} at {at}"
+    )

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from traformer.experiments.claims import (
     NOT_TESTED,
+    TARGETS,
     error_cut_by_sixty_percent,
+    every_seed,
     more_than_three_times_longer,
 )
 from traformer.experiments.paper import OURS, Part
@@ -42,6 +44,12 @@ class Summary:
     def means(self, method: str) -> dict[int, float]:
         """Upper end of the length -> mean over seeds."""
         return {largest_length(label): _mean(rows) for label, rows in self.rows[method].items()}
+
+    def worst(self, method: str) -> dict[int, float]:
+        """Upper end of the length -> the worst seed."""
+        return {
+            largest_length(label): min(row.value or 0.0 for row in rows) for label, rows in self.rows[method].items()
+        }
 
     def text(self, method: str, length: str) -> str:
         """Mean (worst to best), or nothing."""
@@ -86,6 +94,9 @@ def verdicts(summary: Summary, scale: str) -> list[Verdict]:
         others = {other: summary.means(other) for other in summary.rows if not other.startswith("tra")}
         found.append(more_than_three_times_longer(name, method, own, summary.trained))
         found.append(error_cut_by_sixty_percent(name, method, own, others, summary.trained))
+        target = TARGETS.get(summary.part)
+        if target is not None and method in target.methods:
+            found.append(every_seed(name, method, summary.worst(method), target))
     if scale == "smoke":
         return [Verdict(**{**asdict(verdict), "outcome": NOT_TESTED}) for verdict in found]
     return found
