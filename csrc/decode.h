@@ -7,6 +7,9 @@ constexpr int FIRST_KEYS = 256;    // read before any other thread is woken: row
 constexpr int FIRST_QUERIES = 64;  // unless there are more rows than this
 constexpr int NEAR_KEYS = 2048;    // read by one thread before the rest is shared out
 constexpr int RANGE_KEYS = 4096;   // least length of a shared-out range
+constexpr int CACHE_LINE = 16;     // floats
+// Sums of squares outside these bounds may have lost what underflowed, or come near to overflow.
+constexpr float LEAST_SQUARES = 1e-24f, MOST_SQUARES = 1e36f;
 
 // The part of a row's sum that one range of keys gives: weights 2^(score + decay * kept keys to the right in this range),
 // relative to 2^shift.
@@ -18,8 +21,8 @@ struct Partial {
 };
 
 struct DecodeSpace {
-  alignas(64) float scores[KEY_BLOCK + 16], logits[KEY_BLOCK + 16];
-  int32_t kept[KEY_BLOCK + 1];
+  alignas(64) float scores[KEY_BLOCK + LANES], logits[KEY_BLOCK + LANES];
+  int32_t kept[KEY_BLOCK + LANES];
   float q[256], scaled[256], row[256];
   float keys[KEY_BLOCK * 256];
 };
@@ -34,6 +37,21 @@ struct Query {
   bool decay_bad;
 };
 
+// A vector folded into a part: the upper half added to the lower where it is longer.
+INLINE part fold(part x) { return x; }
+#if TRA_LANES > 8
+INLINE part fold(vf x) {
+#if defined(__AVX512F__)
+  return (part)_mm256_add_ps(_mm512_maskz_extractf32x8_ps(0xff, (__m512)x, 0), _mm512_maskz_extractf32x8_ps(0xff, (__m512)x, 1));
+#else
+  part low, high;
+  __builtin_memcpy(&low, &x, sizeof low);
+  __builtin_memcpy(&high, (const char*)&x + sizeof low, sizeof high);
+  return low + high;
+#endif
+}
+#endif
+
 // out[i] = sum of the lanes of acc[i]
 INLINE void sum_lanes(const part (&acc)[4], float* out) {
 #if defined(__AVX__) && TRA_LANES >= 8
@@ -41,59 +59,83 @@ INLINE void sum_lanes(const part (&acc)[4], float* out) {
   __m256 all = _mm256_hadd_ps(ab, cd);
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 #else
-  for (int i = 0; i < 4; i++) {
-    float s = 0;
-    for (int l = 0; l < PART; l++) s += acc[i][l];
-    out[i] = s;
-  }
+  for (int i = 0; i < 4; i++) out[i] = total(acc[i]);
 #endif
 }
 
-NOINLINE void dot_rows(const float* q, const float* keys, int64_t stride, int n, int D, float* scores) {
+// scores[j] = q . key j for n keys, taken V at a time; returns the sum of all squares of the keys where SQUARES asks for it.
+template <class V, bool SQUARES>
+NOINLINE float dot_rows(const float* q, const float* keys, int64_t stride, int n, int D, float* scores) {
+  constexpr int WIDTH = sizeof(V) / sizeof(float);
+  V squares[4] = {};
   int j = 0;
   for (; j + 4 <= n; j += 4) {
-    part acc[4] = {};
+    V acc[4] = {};
+    const float* row = keys + j * stride;
     for (int i = 0; i < 4; i++)  // the block to the left is next, and hardware does not foresee that
-      for (int e = 0; e < D; e += 16) __builtin_prefetch(keys + (j + i - KEY_BLOCK) * stride + e);
-    for (int e = 0; e < D; e += PART) {
-      part x = load_as<part>(q + e);
+      for (int e = 0; e < D; e += CACHE_LINE) __builtin_prefetch(row + (i - KEY_BLOCK) * stride + e);
+    for (int e = 0; e < D; e += WIDTH) {
+      V x = load_as<V>(q + e);
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; i++) acc[i] += x * load_as<part>(keys + (j + i) * stride + e);
+      for (int i = 0; i < 4; i++) {
+        V k = load_as<V>(row + i * stride + e);
+        acc[i] += x * k;
+        if (SQUARES) squares[i] += k * k;
+      }
     }
-    sum_lanes(acc, scores + j);
+    const part folded[4] = {fold(acc[0]), fold(acc[1]), fold(acc[2]), fold(acc[3])};
+    sum_lanes(folded, scores + j);
   }
   for (; j < n; j++) {
-    part acc = {};
-    for (int e = 0; e < D; e += PART) acc += load_as<part>(q + e) * load_as<part>(keys + j * stride + e);
-    float s = 0;
-    for (int l = 0; l < PART; l++) s += acc[l];
-    scores[j] = s;
+    V acc = {};
+    for (int e = 0; e < D; e += WIDTH) {
+      V k = load_as<V>(keys + j * stride + e);
+      acc += load_as<V>(q + e) * k;
+      if (SQUARES) squares[0] += k * k;
+    }
+    scores[j] = total(fold(acc));
   }
+  return total(fold((squares[0] + squares[1]) + (squares[2] + squares[3])));
 }
 
-// out[d] += sum over i of weights[i] * (row i of the kept values)[d]; rows are given by their distance from `base`
-NOINLINE void add_values(const float* weights, const int32_t* rows, int n, const float* base, int64_t stride, float* out, int D) {
-  int d = 0;
-  for (; d + 4 * PART <= D; d += 4 * PART) {
-    part acc[4] = {};
-    for (int i = 0; i < n; i++) {
-      part x = weights[i] - part{};
-      const float* v = base + rows[i] * stride + d;
-      if (d == 0 && i + 8 < n)
-        for (int e = 0; e < D; e += 16) __builtin_prefetch(base + rows[i + 8] * stride + e);
+// out[d] += sum over i of weights[i] * (row i of the kept values)[d] for d in whole groups of four V from `d` on; rows are given by
+// their distance from `base`. Returns the first channel that is left.
+template <class V>
+NOINLINE int add_values(const float* weights, const int32_t* rows, int n, const float* base, int64_t stride, float* out, int d,
+                        int D) {
+  constexpr int WIDTH = sizeof(V) / sizeof(float);
+  for (; d + 4 * WIDTH <= D; d += 4 * WIDTH) {
+    V even[4] = {}, odd[4] = {};  // two rows at a time: sums that do not wait for one another
+    int i = 0;
+    for (; i + 2 <= n; i += 2) {
+      const float *v0 = base + rows[i] * stride + d, *v1 = base + rows[i + 1] * stride + d;
+      const V w0 = weights[i] - V{}, w1 = weights[i + 1] - V{};
 #pragma GCC unroll 4
-      for (int k = 0; k < 4; k++) acc[k] += x * load_as<part>(v + k * PART);
+      for (int k = 0; k < 4; k++) {
+        even[k] += w0 * load_as<V>(v0 + k * WIDTH);
+        odd[k] += w1 * load_as<V>(v1 + k * WIDTH);
+      }
     }
+    if (i < n)
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; k++) even[k] += weights[i] * load_as<V>(base + rows[i] * stride + d + k * WIDTH);
     for (int k = 0; k < 4; k++) {
-      part sum = load_as<part>(out + d + k * PART) + acc[k];
-      __builtin_memcpy(out + d + k * PART, &sum, sizeof sum);
+      const V sum = load_as<V>(out + d + k * WIDTH) + (even[k] + odd[k]);
+      __builtin_memcpy(out + d + k * WIDTH, &sum, sizeof sum);
     }
   }
+  return d;
+}
+
+// The same for every channel.
+INLINE void add_all_values(const float* weights, const int32_t* rows, int n, const float* base, int64_t stride, float* out, int D) {
+  int d = add_values<vf>(weights, rows, n, base, stride, out, 0, D);
+  if (LANES > PART) d = add_values<part>(weights, rows, n, base, stride, out, d, D);
   for (; d < D; d += PART) {
     part acc = {};
     for (int i = 0; i < n; i++) acc += weights[i] * load_as<part>(base + rows[i] * stride + d);
-    part sum = load_as<part>(out + d) + acc;
-    __builtin_memcpy(out + d, &sum, sizeof sum);
+    acc += load_as<part>(out + d);  // last: what one block adds would be lost in a large sum, key by key
+    __builtin_memcpy(out + d, &acc, sizeof acc);
   }
 }
 
@@ -124,96 +166,166 @@ INLINE void start(Partial& r, int high, int D) {
   for (int d = 0; d < D; d++) r.out[d] = 0;
 }
 
-// Walks on from r.reach to `low`, right to left. `before` kept keys and a total of `weight` (at shift 0) are known to lie further right.
-static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, float before, float weight, bool adjacent, Partial& r) {
+// The scores of keys j0 .. j0 + n into w.scores, on the canonical side of the threshold; -inf where the row may not see a key, and up
+// to a whole number of vectors. Returns whether a visible score was not finite: it counts as kept.
+static bool score_keys(const Call& c, DecodeSpace& w, const Query& q, int block, int j0, int n) {
   const TraProblem& p = *c.p;
   const int D = c.D;
   const uint8_t* padding = p.key_padding ? p.key_padding + q.b * p.keys : nullptr;
-  const float tolerance = (float)p.tolerance * 0.9999f;
-  for (int j1 = r.reach; j1 > low;) {
-    const int block = (j1 - 1) / KEY_BLOCK, j0 = most(block * KEY_BLOCK, low), n = j1 - j0;
-    j1 = j0;
-    r.reach = j0;
-    if (p.index_block && block_is_below(c, q, w.scaled, block)) continue;
-    int64_t stride;
-    const float* keys = rows_f32(p.dtype, p.k, q.b, q.hk, j0, n, D, w.keys, &stride);
-    dot_rows(w.scaled, keys, stride, n, D, w.scores);
-    float norm = 0;
-    if (p.index_block)
-      norm = most(p.index_norm[(q.b * p.key_heads + q.hk) * (1 + p.index_stride) + 1 + block], LEAST_NORM);
-    else
-      for (int j = 0; j < n; j++) norm = most(norm, norm_above(keys + j * stride, D));
-    const float band = q.band * norm + LEAST_BAND;
-    const int from = most(q.first - j0, 0), to = least(n, q.last + 1 - j0);  // keys the row sees, padding apart
+  int64_t stride;
+  const float* keys = rows_f32(p.dtype, p.k, q.b, q.hk, j0, n, D, w.keys, &stride);
+  const bool whole = D % LANES == 0;
+  float norm;
+  if (p.index_block) {
+    (whole ? dot_rows<vf, false> : dot_rows<part, false>)(w.scaled, keys, stride, n, D, w.scores);
+    norm = p.index_norm[(q.b * p.key_heads + q.hk) * (1 + p.index_stride) + 1 + block];
+  } else {
+    const float squares = (whole ? dot_rows<vf, true> : dot_rows<part, true>)(w.scaled, keys, stride, n, D, w.scores);
+    // The norm of all keys together bounds that of each. Where squares over- or underflow nothing is known.
+    norm = squares >= LEAST_SQUARES && squares < MOST_SQUARES ? __builtin_sqrtf(squares) * 1.0001f : INF;
+  }
+  const int from = most(q.first - j0, 0), to = least(n, q.last + 1 - j0);  // keys the row sees, padding apart
+  const int end = (n + LANES - 1) / LANES * LANES;
+  for (int j = n; j < end; j++) w.scores[j] = -INF;
+  const vf band = splat(q.band * most(norm, LEAST_NORM) + LEAST_BAND);
+  vi near = {};
+  for (int j = 0; j < end; j += LANES) near |= ~(vi)(vabs(load(w.scores + j) - q.threshold) > band);  // also where it is NaN
+  bool poisoned = false;
+  if (__builtin_expect(any(near), 0))
     for (int j = from; j < to; j++) {
       const float s = w.scores[j];
-      if (__builtin_expect(__builtin_fabsf(s - q.threshold) > band && finite(s), 1)) continue;
+      if (finite(s) && __builtin_fabsf(s - q.threshold) > band[0]) continue;
       if (padding && !padding[j0 + j]) continue;
       if (!finite(s)) {  // counts as kept, and makes the row NaN
-        r.poisoned = 1;
+        poisoned = true;
         w.scores[j] = most(q.threshold, 0.f) + 1.f;
         continue;
       }
-      if (exact_dot(w.q, keys + j * stride, D) * p.scale > q.threshold64)
+      const float* key = keys + j * stride;
+      if (__builtin_fabsf(s - q.threshold) > q.band * most(norm_above(key, D), LEAST_NORM) + LEAST_BAND) continue;
+      if (exact_dot(w.q, key, D) * p.scale > q.threshold64)
         w.scores[j] = most(s, q.threshold + most(__builtin_fabsf(q.threshold) * 0x1p-22f, 1e-36f));
       else
         w.scores[j] = least(s, q.threshold);
     }
-    if (__builtin_expect(padding != nullptr, 0))
-      for (int j = from; j < to; j++)
-        if (!padding[j0 + j]) w.scores[j] = -INF;
-    int m = 0;
-    for (int j = to - 1; j >= from; j--) {  // without a branch: which keys are kept is as good as random
-      w.kept[m] = j;
-      w.logits[m] = w.scores[j];
-      m += w.scores[j] > q.threshold;
+  for (int j = 0; j < least(from, n); j++) w.scores[j] = -INF;
+  for (int j = most(to, 0); j < n; j++) w.scores[j] = -INF;
+  if (__builtin_expect(padding != nullptr, 0))
+    for (int j = from; j < to; j++)
+      if (!padding[j0 + j]) w.scores[j] = -INF;
+  return poisoned;
+}
+
+// The keys of a block that are kept, left to right: their scores into w.logits, which of the block they are into w.kept. Returns how many.
+INLINE int compact(DecodeSpace& w, int n, float threshold) {
+  int m = 0;
+#if defined(__AVX512F__)
+  __m512i at = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int j = 0; j < n; j += LANES) {
+    __m512 x = _mm512_loadu_ps(w.scores + j);
+    __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(threshold), _CMP_GT_OQ);
+    _mm512_storeu_ps(w.logits + m, _mm512_maskz_compress_ps(keep, x));
+    _mm512_storeu_si512(w.kept + m, _mm512_maskz_compress_epi32(keep, at));
+    m += __builtin_popcount(keep);
+    at = _mm512_add_epi32(at, _mm512_set1_epi32(LANES));
+  }
+#else
+  for (int j = 0; j < n; j++) {  // without a branch: which keys are kept is as good as random
+    w.kept[m] = j;
+    w.logits[m] = w.scores[j];
+    m += w.scores[j] > threshold;
+  }
+#endif
+  return m;
+}
+
+// Scores of the m kept keys to weights relative to 2^r.shift, in place; sums, counts and the shift are carried in r.
+static void weigh_kept(DecodeSpace& w, int m, float decay, int D, Partial& r) {
+  const int end = (m + LANES - 1) / LANES * LANES;
+  for (int i = m; i < end; i++) w.logits[i] = -INF;
+  vf left;  // kept keys to the right of each
+  for (int l = 0; l < LANES; l++) left[l] = r.count + (float)(m - 1 - l);
+  vf highest = splat(r.shift);
+  for (int i = 0; i < end; i += LANES) {
+    const vf logit = load(w.logits + i) + decay * left;
+    left -= (float)LANES;
+    highest = vmax(logit, highest);
+    store(w.logits + i, logit);
+  }
+  float top = highest[0];
+  for (int l = 1; l < LANES; l++) top = most(top, highest[l]);
+  if (top > r.shift) {
+    const float factor = __builtin_exp2f(r.shift - top);
+    r.sum *= factor;
+    for (int d = 0; d < D; d++) r.out[d] *= factor;
+    r.shift = top;
+  }
+  vf sum = {};
+  for (int i = 0; i < end; i += LANES) {
+    const vf logit = load(w.logits + i);
+    const vf weight = masked((vi)(logit > splat(-INF)), exp2_vec(logit - top));
+    sum += weight;
+    store(w.logits + i, weight);
+  }
+  r.sum += total(fold(sum));
+  r.count += (float)m;
+}
+
+// Adds the values of keys j0 + w.kept[..m) with the weights in w.logits. Half precision: only these rows are converted.
+static void add_kept_values(const Call& c, DecodeSpace& w, const Query& q, int j0, int m, float* out) {
+  const TraProblem& p = *c.p;
+  const float* values = w.keys;
+  int64_t stride = p.v.stride_t;
+  if (p.dtype == TRA_FLOAT32) {
+    values = row_f32(p.v, q.b, q.hk, j0);
+  } else {
+    for (int i = 0; i < m; i++) {
+      rows_f32(p.dtype, p.v, q.b, q.hk, j0 + w.kept[i], 1, c.D, w.keys + (int64_t)i * c.D, &stride);
+      w.kept[i] = i;
     }
-    for (int i = 0; i < m; i++) w.logits[i] += q.decay * (r.count + (float)i);
+  }
+  add_all_values(w.logits, w.kept, m, values, stride, out, c.D);
+}
+
+// What is known of the keys to the right of a range: how many are kept and, at shift 0, what they weigh together.
+struct Before {
+  float count, weight;
+  bool adjacent;  // the range is the row's rightmost: nothing is to its right
+};
+
+// Whether the `rest` keys that remain together weigh at most `tolerance` of what the row has: see docs/kernel.md.
+INLINE bool rest_is_negligible(const TraProblem& p, const Query& q, const Before& before, const Partial& r, float rest) {
+  const float tolerance = (float)p.tolerance * 0.9999f;
+  if (!(tolerance > 0)) return false;
+  const float count = before.count + r.count;
+  const float factor = p.needs_grad ? least((count + q.inverse) * q.inverse, rest * (count + rest)) : least(q.inverse, rest);
+  // compared at shift 0, or at this range's shift where it is the rightmost
+  const float tail = q.upper + q.decay * count - (before.adjacent ? r.shift : 0.f);
+  return tail < 120.f && __builtin_exp2f(tail) * factor <= (before.adjacent ? r.sum : before.weight) * tolerance;
+}
+
+// Walks on from r.reach to `low`, right to left, or until the row is settled.
+static void walk(const Call& c, DecodeSpace& w, const Query& q, int low, const Before& before, Partial& r) {
+  const TraProblem& p = *c.p;
+  while (r.reach > low) {
+    const int block = (r.reach - 1) / KEY_BLOCK, j0 = most(block * KEY_BLOCK, low), n = r.reach - j0;
+    r.reach = j0;
+    if (p.index_block && block_is_below(c, q, w.scaled, block)) continue;
+    r.poisoned |= score_keys(c, w, q, block, j0, n);
+    const int m = compact(w, n, q.threshold);
     if (m) {
-      float top = r.shift;
-      for (int i = 0; i < m; i++) top = most(top, w.logits[i]);
-      if (top > r.shift) {
-        float factor = __builtin_exp2f(r.shift - top);
-        r.sum *= factor;
-        for (int d = 0; d < D; d++) r.out[d] *= factor;
-        r.shift = top;
-      }
-      for (int i = m; i < (m + LANES - 1) / LANES * LANES; i++) w.logits[i] = -INF;
-      for (int i = 0; i < m; i += LANES) store(w.logits + i, exp2_vec(load(w.logits + i) - top));
-      float sum = 0;
-      for (int i = 0; i < m; i++) sum += w.logits[i];
-      r.sum += sum;
-      r.count += (float)m;
+      if (p.dtype == TRA_FLOAT32)
+        for (int i = 0; i < m; i++) prefetch_rows(p.dtype, p.v, q.b, q.hk, j0 + w.kept[i], 1, c.D);
+      weigh_kept(w, m, q.decay, c.D, r);
       if (c.dropout)
         for (int i = 0; i < m; i++)
           if (!survives(q.dropout_key, j0 + w.kept[i], p.dropout_cut)) w.logits[i] = 0;
-      const float* values = p.dtype == TRA_FLOAT32 ? row_f32(p.v, q.b, q.hk, j0) : nullptr;
-      int64_t v_stride = p.v.stride_t;
-      if (p.dtype != TRA_FLOAT32) {  // convert the kept rows only
-        for (int i = 0; i < m; i++) {
-          rows_f32(p.dtype, p.v, q.b, q.hk, j0 + w.kept[i], 1, D, w.keys + (int64_t)i * D, &v_stride);
-          w.kept[i] = i;
-        }
-        values = w.keys;
-      }
-      add_values(w.logits, w.kept, m, values, v_stride, r.out, D);
+      add_kept_values(c, w, q, j0, m, r.out);
     }
-    const int left = j0 - q.first;
-    if (left <= 0) break;
-    if (tolerance > 0) {
-      const float count = before + r.count, rest = (float)left;
-      const float exponent = q.upper + q.decay * count;
-      const float factor = p.needs_grad ? least((count + q.inverse) * q.inverse, rest * (count + rest)) : least(q.inverse, rest);
-      float have = weight;
-      float tail = exponent;  // compare at shift 0, or at this range's shift where it is the rightmost
-      if (adjacent) {
-        have = r.sum;
-        tail -= r.shift;
-      }
-      if (tail < 120.f && __builtin_exp2f(tail) * factor <= have * tolerance) {
-        r.settled = 1;
-        break;
-      }
+    if (j0 <= q.first) break;
+    if (rest_is_negligible(p, q, before, r, (float)(j0 - q.first))) {
+      r.settled = 1;
+      break;
     }
   }
 }
@@ -320,7 +432,7 @@ static int decode(Call& c) {
       const int begin = most(0, q.first), end = most(begin, q.last + 1),
                 low = most(begin, (end - FIRST_KEYS) / KEY_BLOCK * KEY_BLOCK);
       start(r, end, c.D);
-      walk(c, *w, q, low, 0, 0, true, r);
+      walk(c, *w, q, low, {0, 0, true}, r);
       r.settled |= r.reach <= begin;
       unsettled += !r.settled;
       for (int range = 1; range < parts; range++) start(partials[i * parts + range], r.reach, c.D);
@@ -359,7 +471,7 @@ static int decode(Call& c) {
           const int begin = most(0, q.first), end = most(begin, q.last + 1);
           const int low = share ? most(begin, (end - NEAR_KEYS) / KEY_BLOCK * KEY_BLOCK) : begin;
           if (!alone_first) start(r, end, c.D);
-          walk(c, *w, q, low, 0, 0, true, r);
+          walk(c, *w, q, low, {0, 0, true}, r);
           r.settled |= r.reach <= begin;
           for (int range = 1; range < parts; range++) start(partials[i * parts + range], r.reach, c.D);
           if (r.settled || !ranges) {
@@ -384,7 +496,7 @@ static int decode(Call& c) {
             const float weight = near.count > 0 && near.shift < 120.f ? near.sum * __builtin_exp2f(near.shift) : 0.f;
             Partial& r = partials[i * parts + 1 + range];
             r.reach = high;
-            walk(c, *w, q, low, near.count, weight, false, r);
+            walk(c, *w, q, low, {near.count, weight, false}, r);
           }
 #pragma omp for schedule(static)
           for (int64_t i = 0; i < queries; i++)

@@ -117,6 +117,7 @@ def test_a_wish_that_cannot_be_met_is_an_error_also_for_auto(monkeypatch, tmp_pa
 
 def test_a_missing_kernel_is_mentioned_once(monkeypatch, caplog, tmp_path):
     inputs = make(queries=3, width=8, dtype=torch.float32)
+    monkeypatch.delenv(cpu.ISA_VARIABLE, raising=False)
     monkeypatch.setattr(cpu, "library_path", lambda: tmp_path / "none.so")
     _forget_the_library()
     try:
@@ -132,7 +133,7 @@ def test_a_missing_kernel_is_mentioned_once(monkeypatch, caplog, tmp_path):
 
 
 def _forget_the_library():
-    for function in (cpu._load, cpu._choose, cpu.note_missing_kernel):
+    for function in (cpu._load, cpu._choose, cpu._position, cpu.note_missing_kernel):
         function.cache_clear()
 
 
