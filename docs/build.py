@@ -7,24 +7,22 @@ site and in the repository alike.
 
 from __future__ import annotations
 
-import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from traformer.methods import Method
+import notebook
+from methods_page import methods_page
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "build" / "docs" / "source"
 TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 FOLDERS = {
-    "docs": ("*.md",),
-    "results": ("**/*.md", "**/*.png", "**/*.svg", "**/*.csv", "**/*.json"),
+    "docs": ("*.md", "*.ipynb"),
+    "results": ("**/*.md", "**/*.png", "**/*.svg", "**/*.csv", "**/*.json", "**/*.html"),
     "examples": ("*",),
 }
 
@@ -38,9 +36,14 @@ API = (
     "traformer.models.TraformerConfig",
     "traformer.models.TraformerForCausalLM",
     "traformer.models.conversion.convert.convert",
+    "traformer.models.exploring.ExploredModel.explore",
+    "traformer.models.observe.observe",
     "traformer.tasks.Task",
     "traformer.runs.config.RunConfig",
     "traformer.training.loop.train",
+    "traformer.evaluation.evaluate.evaluate_run",
+    "traformer.reports.report",
+    "traformer.reports.inline.Page",
 )
 
 
@@ -57,6 +60,13 @@ def gather() -> None:
                     copy = SOURCE / path.relative_to(ROOT)
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(path, copy)
+    for page in SOURCE.rglob("*.md"):
+        page.write_text(plain_fences(page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def plain_fences(text: str) -> str:
+    """Code blocks without the words by which tests know them (`python run`), which the site would not take for code."""
+    return re.sub(r"^(```\w+) .*$", r"\1", text, flags=re.MULTILINE)
 
 
 def api_page() -> str:
@@ -65,55 +75,13 @@ def api_page() -> str:
     return f"# API\n\nMade from the docstrings; `import traformer` offers the first of them.\n{entries}"
 
 
-def methods_page() -> str:
-    """Every method of the catalogue: what it is, its options and what it can do."""
-    from traformer.methods import METHODS
-
-    parts = [
-        "# Methods",
-        "Every name that `--attention` and `TraformerConfig(attention=...)` take, from the catalogue "
-        "(`traformer/methods.py`). Each entry repeats what its layer says of itself.",
-    ]
-    for method in METHODS.values():
-        parts.append(f"## {heading(method)}\n\n{method.summary}")
-        if method.is_configuration:
-            options = ", ".join(f"`{name}={value!r}`" for name, value in method.options.items()) or "QK-norm apart"
-            parts.append(
-                f"A named configuration of [`{method.attention}`](#{anchor(METHODS[method.attention])}): {options}."
-            )
-        else:
-            parts.append(layer_docstring(method))
-            rows = [
-                f"| `{name}` | `{option.default!r}` | {option.help} |" for name, option in method.option_table.items()
-            ]
-            if rows:
-                parts.append("\n".join(["| option | default | what it does |", "|---|---|---|", *rows]))
-    return "\n\n".join(parts) + "\n"
-
-
-def heading(method: Method) -> str:
-    return method.name if method.label == method.name else f"{method.label} ({method.name})"
-
-
-def anchor(method: Method) -> str:
-    """Where a method's heading is on the page."""
-    from markdown.extensions.toc import slugify
-
-    return slugify(heading(method), "-")
-
-
-def layer_docstring(method: Method) -> str:
-    """What the layer's file and class say of themselves, as preformatted text: it holds formulas and sources."""
-    place, _, name = method.layer.partition(":")
-    module = import_module(place)
-    texts = dict.fromkeys(inspect.cleandoc(found.__doc__ or "") for found in (module, getattr(module, name)))
-    return "```text\n" + "\n\n".join(texts) + "\n```"
-
-
 def main() -> int:
     gather()
-    (SOURCE / "docs" / "methods.md").write_text(methods_page(), encoding="utf-8")
-    (SOURCE / "docs" / "api.md").write_text(api_page(), encoding="utf-8")
+    pages = {"methods": methods_page(ROOT / "results"), "api": api_page()}
+    for path in (ROOT / "docs").glob("*.ipynb"):
+        pages[path.stem] = notebook.markdown_page(notebook.read(path), path.name)
+    for name, text in pages.items():
+        (SOURCE / "docs" / f"{name}.md").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", "mkdocs.yml"]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

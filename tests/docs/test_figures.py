@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from traformer.reports.overview import pictures
+from traformer.reports.svg import standalone
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 METHODS = {
@@ -51,7 +54,7 @@ def share(values: list[float]) -> str:
 @pytest.mark.parametrize(
     ("page", "first", "windows"),
     [
-        ("README.md", "window", (128, 512, 4096)),
+        ("docs/results.md", "window", (128, 512, 4096)),
         ("docs/text.md", "bits per byte at window", (128, 256, 512, 1024, 2048, 4096)),
     ],
 )
@@ -63,9 +66,9 @@ def test_text(page, first, windows):
         assert cells == [f"{sum(each) / len(each):.3f}" for each in values], name
 
 
-def test_copy_of_500_steps_in_the_readme():
+def test_copy_of_500_steps():
     exact = measured("peers", "exact_match")
-    rows = [row for table in tables("README.md", "exact match") for row in table if row[0].endswith("500 steps")]
+    rows = [row for table in tables("docs/results.md", "exact match") for row in table if row[0].endswith("500 steps")]
     short = [row for row in rows if not row[0].endswith("1,500 steps")]
     assert len(short) == 3
     for name, *cells in short:
@@ -106,8 +109,8 @@ def test_experiments_under_the_protocol(experiment):
     assert all(f"| {v['name']} | {v['claim']} | **{v['outcome']}** |" in page for v in verdicts)
 
 
-def test_fresh_seeds_of_copy_in_the_readme():
-    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+def test_fresh_seeds_of_copy():
+    page = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
     right = defaultdict(list)
     with open(RESULTS / "what_works" / "cells.csv", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
@@ -126,7 +129,22 @@ def test_demo():
         shares = [100 * values[task, attention, split, length][0] for attention in ("tra", "rope")]
         return " / ".join(f"{share:.1f} %" if 0 < share < 1 else f"{share:.0f} %" for share in shares)
 
-    (rows,) = tables("README.md", "trained to")
+    (rows,) = tables("docs/results.md", "trained to")
     for row, split in zip(rows, ("iid", "sparse", "dense"), strict=False):
         assert row[1:4] + row[5:] == [cell("flip_flop", split, length) for length in (64, 128, 256, 512)]
     assert rows[3][1:] == [cell("induction", "test", length) for length in (20, 40, 80, 120, 160)]
+
+
+@pytest.mark.parametrize("experiment", sorted(path.parent.name for path in RESULTS.glob("*/headline.svg")))
+def test_figures_of_experiments_are_those_of_their_counts(experiment):
+    folder = RESULTS / experiment
+    command = f"python -m traformer.reports.overview results/{experiment}"
+    for name, svg in pictures(folder).items():
+        drawn = (folder / f"{name}.svg").read_text(encoding="utf-8")
+        assert drawn == standalone(svg, follow_reader=True), f"results/{experiment} has changed; give `{command}`"
+        assert (folder / f"{name}.png").exists()
+
+
+def test_the_readme_shows_the_headline():
+    first_screen = (ROOT / "README.md").read_text(encoding="utf-8")[:1500]
+    assert "(results/what_works/headline.svg)" in first_screen and "make demo" in first_screen

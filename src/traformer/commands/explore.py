@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from traformer.commands.arguments import add_device, add_lengths, add_threads, joined
+from traformer.commands.arguments import add_device, add_lengths, add_threads, joined, positive_int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, help="checkpoint to look at (default: the newest)")
     add_device(parser)
     add_threads(parser)
+    parser.add_argument(
+        "--size", type=positive_int, default=4000, metavar="KB", help="of the page at most, about (default 4000)"
+    )
     parser.add_argument("--title", help="the page's title")
     parser.add_argument("--out", default="explore.html", metavar="PAGE", help="the page (default explore.html)")
 
@@ -44,6 +47,7 @@ def main(args: argparse.Namespace) -> None:
             title=args.title,
             device=args.device,
             step=args.step,
+            most_bytes=1000 * args.size,
             watcher=watcher,
         )
     out = explore_page(exploration).save(args.out)

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 class RotaryAttention(SoftmaxAttentionLayer):
-    """Softmax attention on rotated queries and keys."""
+    """Softmax attention on rotated queries and keys.
+
+    Source: Su et al. 2021, "RoFormer": logit_ij = (R_i q_i) . (R_j k_j) / sqrt(d), where R_t turns the channel pair n
+    by the angle t theta^(-2n/d); a pair is a channel and the one half a head size on, as in Llama; theta is 500,000.
+    Path: torch's fused causal kernel.
+    """
 
     name = "rope"
 

@@ -32,6 +32,11 @@ BALLS_QUERIES = 64
 class ThresholdRelativeAttention(AttentionLayer):
     """TRA with a decay gate per query and head; no position of any kind is written into queries or keys.
 
+    Source: Opper et al. 2025, "TRA: Better Length Generalisation with Threshold Relative Attention":
+    s_ij = q_i . k_j / sqrt(d) after QK-norm, keep_i = { j <= i : s_ij > 0 }, c_ij = kept keys in [j .. i],
+    a_ij = softmax over keep_i of s_ij + g_i c_ij, g_i = logsigmoid(w_h . x_i + b_h). A query without a key outputs 0.
+    Path: the fused operator, which stops reading where the rest cannot matter.
+
     Options, all off or at the published value by default:
         threshold     keys must score above it (>= 0)
         exclude_self  the query's own key is left out: True, "half" (of the heads, the first) or a list of bool

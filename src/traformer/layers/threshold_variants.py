@@ -28,6 +28,8 @@ _SURROGATE_WIDTH = 0.5
 class ThresholdVariantAttention(ThresholdRelativeAttention):
     """TRA with parts exchanged, for ablations and extensions: which keys stay, how distance is counted, how it decays.
 
+    Source: this project; the parts are TRA's, ALiBi's (Press et al. 2022) and FoT's (Lin et al. 2025).
+
     Options beyond TRA's own; their defaults are TRA as published:
         distance    "contextual": kept keys are counted. "none": no distance (NoPE on the kept keys). "ordinary": a
                     fixed slope per head times i - j, as ALiBi. "forgetting": gates of all tokens between, as FoT

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from traformer.methods import ABLATION, EXTENSION, METHODS, TRA
+from traformer.methods import ABLATION, EXTENSION, LEFT_OUT, METHODS, TRA
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart, and the same lightened for a dark ground.
-LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b0578d", "#7a6a00", "#555555")
+# After Okabe and Ito's colours, which colour-blind readers can tell apart: darkened until text in them has a contrast
+# of 4.5 to 1 on a light ground, and lightened for a dark one.
+LIGHT = ("#0072b2", "#bf5300", "#00795a", "#a3477f", "#7a6a00", "#555555")
 DARK = ("#56b4e9", "#ff9a4d", "#3ecf9f", "#e08fc0", "#e0cf4f", "#bbbbbb")
 # Markers and dashes tell the series apart where colours do not.
 MARKERS = ("circle", "square", "triangle", "diamond", "cross")
@@ -27,7 +28,7 @@ def dash(style: int) -> tuple[float, ...]:
 
 def family_style(attention: str) -> int:
     """Where each of many methods has a panel of its own: one look for TRA's family and one for all others."""
-    return 0 if attention in METHODS and METHODS[attention].kind in (TRA, ABLATION, EXTENSION) else 1
+    return 0 if attention in METHODS and METHODS[attention].kind in (TRA, ABLATION, EXTENSION, LEFT_OUT) else 1
 
 
 def _palette(colours: tuple[str, ...]) -> dict[str, str]:
@@ -119,12 +120,20 @@ PLOT_STYLE = "\n".join(
     ]
 )
 
-PAGE_STYLE = (
+# Of every page: the theme's colours as variables, and the ground.
+THEME_STYLE = (
     f":root{{{variables(LIGHT_THEME)}}}\n@media (prefers-color-scheme:dark){{:root{{{variables(DARK_THEME)}}}}}"
     + """
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+"""
+)
+
+# Of the report.
+PAGE_STYLE = (
+    THEME_STYLE
+    + """
 main{max-width:1320px;margin:0 auto;padding:32px 24px 64px}
 h1{font-size:1.7rem;line-height:1.25;margin:0 0 12px}
 h2{font-size:1.25rem;margin:40px 0 4px}

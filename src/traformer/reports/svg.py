@@ -7,7 +7,7 @@ from html import escape
 
 from traformer.reports.axes import Axis, spread, x_axis, y_axis
 from traformer.reports.figures import Figure, Point, Series
-from traformer.reports.style import LIGHT_THEME, PLOT_STYLE, dash, family_style, marker, variables
+from traformer.reports.style import DARK_THEME, LIGHT_THEME, PLOT_STYLE, dash, family_style, marker, variables
 
 WIDTH, HEIGHT = 420, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 62, 48, 46
@@ -23,9 +23,10 @@ def figure_svg(figure: Figure, styles: Mapping[str, int]) -> str:
     return _panels(figure) if figure.is_many else _plot(figure, styles)
 
 
-def standalone(svg: str) -> str:
-    """The same as a file of its own: a light ground and its own style sheet."""
-    head = f"<style>:root,svg{{{variables(LIGHT_THEME)};background:#fff}}{PLOT_STYLE}</style>"
+def standalone(svg: str, follow_reader: bool = False) -> str:
+    """The same as a file of its own, with its own style sheet: light, or dark where the reader's system is."""
+    dark = f"@media (prefers-color-scheme:dark){{:root,svg{{{variables(DARK_THEME)}}}}}" if follow_reader else ""
+    head = f"<style>:root,svg{{{variables(LIGHT_THEME)};background:var(--ground)}}{dark}{PLOT_STYLE}</style>"
     first, rest = svg.split(">", 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{first} xmlns="http://www.w3.org/2000/svg">{head}{rest}\n'
 
@@ -36,8 +37,10 @@ def grid_svg(figures: Sequence[Figure], styles: Mapping[str, int], heading: str 
     widest = max((_width(figure) for figure in shown), default=WIDTH)
     top = 36 if heading else 0
     columns = max(1, min(columns, len(shown)))
-    width, height = columns * widest, top + -(-len(shown) // columns) * HEIGHT
-    parts = [f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(heading)}">']
+    width = max(columns * widest, 24 + round(len(heading) * 8.4))
+    height = top + -(-len(shown) // columns) * HEIGHT
+    words = " ".join(filter(None, [heading, *map(describe, shown)]))
+    parts = [f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">']
     if heading:
         parts.append(f'<text class="plot-title" x="12" y="24">{escape(heading)}</text>')
     for place, figure in enumerate(shown):
@@ -64,7 +67,7 @@ def _plot(figure: Figure, styles: Mapping[str, int]) -> str:
         parts.append(f'<line class="trained" x1="{trained:.1f}" x2="{trained:.1f}" y1="{TOP}" y2="{bottom}"/>')
         if edge - trained > 98:
             parts.append(f'<text class="note" x="{trained + 5:.1f}" y="{TOP - 6}">never trained on →</text>')
-    parts += _chance(figure, x, y, bottom)
+    parts += _chance(figure, x, y)
     shown = [series for series in figure.series if series.drawn]
     for series, label_y in zip(shown, _label_places(shown, y, bottom), strict=True):
         parts += _series(figure, series, styles[series.label], x, y)
@@ -114,7 +117,7 @@ def _panels(figure: Figure) -> str:
             parts.append(
                 f'<line class="trained" x1="{trained:.1f}" x2="{trained:.1f}" y1="{SMALL_TOP}" y2="{bottom}"/>'
             )
-        parts += _chance(figure, x, y, bottom, named=False)
+        parts += _chance(figure, x, y, named=False)
         parts += [*_series(figure, series, family_style(series.attention), x, y, radius=2.8, dashed=False), "</g>"]
         parts.append(f'<text x="{SMALL_LEFT}" y="{SMALL_TOP - 8}">{escape(series.label[:26])}</text></g>')
     parts.append(
@@ -178,7 +181,7 @@ def length_text(length: float) -> str:
     return f"{length:,.0f}"
 
 
-def _chance(figure: Figure, x: Axis, y: Axis, bottom: float, named: bool = True) -> list[str]:
+def _chance(figure: Figure, x: Axis, y: Axis, named: bool = True) -> list[str]:
     by_place = {p.x: p.chance for s in figure.series for p in s.points if p.chance is not None}
     chance = sorted(by_place.items())
     if not chance:
@@ -187,8 +190,8 @@ def _chance(figure: Figure, x: Axis, y: Axis, bottom: float, named: bool = True)
         chance = [(chance[0][0] * 0.97, chance[0][1]), (chance[0][0] * 1.03, chance[0][1])]
     points = " ".join(f"{x.at(place):.1f},{y.at(value):.1f}" for place, value in chance)
     parts = [f'<polyline class="chance" points="{points}"/>']
-    place, value = chance[0]
-    if named and y.at(value) < bottom - 14:
+    if named:
+        place, value = chance[0]
         parts.append(f'<text class="note" x="{x.at(place) + 8:.1f}" y="{y.at(value) - 5:.1f}">chance</text>')
     return parts
 

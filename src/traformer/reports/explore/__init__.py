@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from traformer.reports.inline import Page
+from traformer.reports.style import THEME_STYLE
 
 if TYPE_CHECKING:
     from traformer.evaluation.exploration import Exploration
@@ -59,7 +60,7 @@ def explore_page(exploration: Exploration) -> Page:
     html = _PAGE.format(
         title=escape(exploration.title),
         trained=escape(f" Trained to {', '.join(trained)}." if trained else ""),
-        style=(folder / "page.css").read_text(encoding="utf-8"),
+        style=THEME_STYLE + (folder / "page.css").read_text(encoding="utf-8"),
         script=(folder / "page.js").read_text(encoding="utf-8"),
         data=data.replace("<", "\\u003c"),  # so that no token can end the script element
     )

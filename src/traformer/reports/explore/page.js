@@ -6,6 +6,7 @@
   const TOP_KEYS = 8;
   const state = { view: 0, query: null, heads: data.runs.map((run) => [...run.opening]), start: data.runs.map(() => 0) };
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const parts = (name) => css(name).match(/[0-9a-f]{2}/gi).map((pair) => parseInt(pair, 16)); // "#0072b2" -> 0, 114, 178
   const make = (tag, attributes = {}, text = null) => {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -62,8 +63,7 @@
 
   // At most 55 % opaque, so that the text on it keeps its contrast.
   function colour(weight) {
-    const tone = weight < 0 ? css("--negative") : css("--weight");
-    return `rgba(${tone},${Math.min(0.55, 0.55 * Math.sqrt(Math.abs(weight)))})`;
+    return `rgba(${parts(weight < 0 ? "--s1" : "--s0")},${Math.min(0.55, 0.55 * Math.sqrt(Math.abs(weight)))})`;
   }
 
   function nearestRow(view, query) {
@@ -283,13 +283,13 @@
 
   function drawMap(canvas, map, cells) {
     const values = bytes(map);
-    if (canvas.dataset.map === map && canvas.dataset.tone === css("--weight")) return;
+    if (canvas.dataset.map === map && canvas.dataset.tone === css("--s0")) return;
     canvas.dataset.map = map;
-    canvas.dataset.tone = css("--weight");
+    canvas.dataset.tone = css("--s0");
     canvas.width = canvas.height = cells;
     const context = canvas.getContext("2d");
     const image = context.createImageData(cells, cells);
-    const tone = css("--weight").split(",").map(Number);
+    const tone = parts("--s0");
     values.forEach((value, place) => {
       image.data.set([...tone, value], 4 * place);
     });
@@ -307,19 +307,19 @@
     if (seen.kept && seen.reach !== null) {
       let first = seen.query;
       for (let key = seen.query; key >= 0; key--) if (seen.kept[key] && seen.distance[key] <= seen.reach) first = key;
-      context.fillStyle = css("--band");
+      context.fillStyle = css("--beyond");
       context.fillRect(x(first), 0, x(seen.query + 1) - x(first), height);
     }
     if (chosen.buckets) {
       const buckets = decodeHead(view, chosen).buckets;
-      context.fillStyle = `rgba(${css("--weight")},.35)`;
+      context.fillStyle = `rgba(${parts("--s0")},.35)`;
       for (let b = 0; b < view.buckets; b++) {
         const tall = (buckets[row * view.buckets + b] / 255) * (height - 8);
         context.fillRect((b / view.buckets) * width, height - 6 - tall, width / view.buckets, tall);
       }
     }
     seen.weights.forEach((weight, key) => {
-      context.fillStyle = weight < 0 ? `rgb(${css("--negative")})` : `rgb(${css("--weight")})`;
+      context.fillStyle = css(weight < 0 ? "--s1" : "--s0");
       const tall = Math.max(1, Math.abs(weight) * (height - 8));
       context.fillRect(x(key), height - 6 - tall, bar, tall);
     });
