@@ -152,6 +152,7 @@ def test_the_built_in_text_is_stored_with_its_version():
     task = Recall()
     assert task.data != () and task.data == tuple(Recall.stored_options({})["data"]) != ("python-stdlib",)
     assert Recall.stored_options({"data": []}) == {"data": []}
+    assert "python-stdlib" in Recall.notice({}) and Recall.notice({"data": []}) is None
 
 
 def test_text_too_short_for_the_length(data):

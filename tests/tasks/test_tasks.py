@@ -32,7 +32,8 @@ from traformer.tasks import (
     parse_lengths,
     rng,
 )
-from traformer.tasks.base import Arrays, best_constant_answer, draw_lengths
+from traformer.tasks.base import Arrays, best_constant_answer
+from traformer.tasks.lengths import draw_lengths
 
 EVERY_TASK = [
     FlipFlop(length=32),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,16 @@ def resolve(places: Sequence[str]) -> tuple[str, ...]:
     Without a place, the built-in text.
     """
     return tuple(_resolve(place) for place in places) or (python_stdlib.version_name(),)
+
+
+def checked_places(data: object) -> tuple[str, ...]:
+    """A task's setting `data`, one place or several, as `resolve` gives them; nothing stays nothing."""
+    places = (data,) if isinstance(data, str) else data
+    listed = tuple(places) if isinstance(places, Iterable) else (places,)
+    named = tuple(place for place in listed if isinstance(place, str))
+    if len(named) < len(listed):
+        raise InputError(f"data must be a path, a name or a list of these, not {data!r}")
+    return resolve(named) if named else ()
 
 
 def _resolve(place: str) -> str:

@@ -37,7 +37,8 @@ from traformer.models.observe import Attended, observe
 from traformer.runs.checkpoint import all_checkpoints
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Job, Measurement, Request, as_length, measure_missing
-from traformer.tasks.base import NO_SOURCE, Batch, Split, Task
+from traformer.tasks.base import Batch, Split, Task
+from traformer.tasks.tokens import NO_SOURCE
 
 STUDY = "diagnosis"
 _LEAST_WEIGHT = 1e-30  # what a weight counts as at least, so that it has a logarithm

@@ -26,7 +26,8 @@ from traformer.evaluation.opened import EvaluationOptions, OpenedRun
 from traformer.evaluation.watcher import Watcher
 from traformer.models.loss import token_losses
 from traformer.runs.measurements import Job, Measurement, Request, measure_missing
-from traformer.tasks.base import Split, length_label
+from traformer.tasks.base import Split
+from traformer.tasks.lengths import length_label
 from traformer.tasks.text import TOKENIZER_FOLDER, Text
 
 if TYPE_CHECKING:

@@ -13,12 +13,22 @@ from traformer.layers.context import AttentionContext
 from traformer.layers.norms import RMSNorm
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
-from traformer.ops.differential import difference_factor, start_of_factor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from traformer.layers.options import SoftmaxArguments
+
+
+def start_of_factor(layer_idx: int) -> float:
+    """lambda_init of a layer, counted from 0."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
+
+
+def difference_factor(vectors: Tensor, start: float) -> Tensor:
+    """lambda = exp(a1 . b1) - exp(a2 . b2) + start, 0-dim; vectors [4, d] are a1, b1, a2, b2."""
+    a1, b1, a2, b2 = vectors.float().unbind(0) if vectors.dtype.itemsize < 4 else vectors.unbind(0)
+    return (a1 * b1).sum().exp() - (a2 * b2).sum().exp() + start
 
 
 class DifferentialAttention(SoftmaxAttentionLayer):

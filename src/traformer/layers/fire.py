@@ -11,12 +11,21 @@ from torch import Tensor, nn
 from traformer.errors import InputError
 from traformer.layers.context import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
-from traformer.ops.fire import fire_inputs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from traformer.layers.options import SoftmaxArguments
+
+
+_TINY = 1e-6
+
+
+def fire_inputs(distance: Tensor, position: Tensor, slope: Tensor, threshold: Tensor) -> Tensor:
+    """log(|c| d + 1) / log(|c| max(i, L) + 1) for distances d [B, T, Tk] and query positions i [B, T]; [B, T, Tk]."""
+    slope = slope.abs()
+    farthest = position.to(slope.dtype).maximum(threshold.abs())
+    return (slope * distance.clamp(min=0) + 1.0).log() / ((slope * farthest + 1.0).log() + _TINY)[..., None]
 
 
 class FireAttention(SoftmaxAttentionLayer):

@@ -10,12 +10,16 @@ from torch import Tensor, nn
 from traformer.layers.context import AttentionContext
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
-from traformer.ops.ssmax import length_scale
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from traformer.layers.options import SoftmaxArguments
+
+
+def length_scale(scale: Tensor, seen: Tensor) -> Tensor:
+    """s_h * log n: scale [H], keys seen by each query [B, T] -> factor on the scores [B, H, T, 1]."""
+    return scale[:, None, None] * seen.to(scale.dtype).log()[:, None, :, None]
 
 
 class ScalableSoftmaxAttention(SoftmaxAttentionLayer):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from traformer.ops.eager import content_scores, in_query_blocks, mix_values, reverse_cumsum, softmax_over, widened
+from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, reverse_cumsum, softmax_over, widened
 
 
 def cope_logits(q: Tensor, scores: Tensor, table: Tensor, visible: Tensor) -> Tensor:
@@ -26,22 +27,12 @@ def cope_logits(q: Tensor, scores: Tensor, table: Tensor, visible: Tensor) -> Te
 
 
 def cope_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor,
-    visible: Tensor,
-    *,
-    scale: float,
-    dropout_p: float = 0.0,
-    query_start: int | Tensor = 0,
-    need_weights: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, visible: Tensor, *, scale: float, **blocks: Unpack[BlockOptions]
 ) -> tuple[Tensor, Tensor | None]:
     """Softmax of s_ij + q_i . e[p_ij]; see `cope_logits`."""
 
-    def rows(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
         scores = content_scores(q, k, scale)
-        weights = softmax_over(scores + cope_logits(q, scores, table, visible), visible)
-        return mix_values(weights, v, dropout_p), weights
+        return softmax_over(scores + cope_logits(q, scores, table, visible), visible)
 
-    return in_query_blocks(rows, q, k, v, visible, query_start=query_start, need_weights=need_weights)
+    return attend_in_blocks(weigh, q, k, v, visible, **blocks)

@@ -7,6 +7,7 @@ Sums are held in fp32 (fp64 for fp64 inputs).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -49,23 +50,37 @@ def reverse_cumsum(x: Tensor) -> Tensor:
     return x.flip(-1).cumsum(-1).flip(-1)
 
 
-def in_query_blocks(
-    rows: Callable[..., tuple[Tensor, Tensor]],
+class BlockOptions(TypedDict, total=False):
+    """What every eager attention takes besides its scale, handed on to `attend_in_blocks`."""
+
+    dropout_p: float  # on the weights
+    query_start: int | Tensor  # position of the first query on the key axis
+    need_weights: bool  # return the weights too, [B, Hq, T, Tk]; all queries then make one block
+
+
+def attend_in_blocks(
+    weigh: Callable[..., Tensor],
     q: Tensor,
     k: Tensor,
     v: Tensor,
     visible: Tensor,
     per_query: Sequence[Tensor] = (),
     *,
+    dropout_p: float = 0.0,
     query_start: int | Tensor = 0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """rows(q, k, v, visible, *per_query) -> (out, weights), over blocks of queries if there are many.
+    """Values mixed by the weights [B, Hq, T, Tk] = weigh(q, k, visible, *per_query), over blocks of queries if many.
 
     per_query: tensors [B, H, T, ...] that are cut along with q. A block reads no key after its end, and under
     autograd keeps nothing but its inputs (it is computed again in the backward), so memory grows with T and not with
     T^2.
     """
+
+    def rows(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, *per_query: Tensor) -> tuple[Tensor, Tensor]:
+        weights = weigh(q, k, visible, *per_query)
+        return mix_values(weights, v, dropout_p), weights
+
     length = q.shape[2]
     if need_weights or length <= QUERY_BLOCK:
         out, weights = rows(q, k, v, visible, *per_query)

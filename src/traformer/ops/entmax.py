@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from typing_extensions import Unpack
 
-from traformer.ops.eager import content_scores, in_query_blocks, mix_values
+from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores
 
 
 class _Entmax15(torch.autograd.Function):
@@ -50,22 +51,12 @@ def entmax15(logits: Tensor) -> Tensor:
 
 
 def entmax_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_bias: Tensor,
-    visible: Tensor,
-    *,
-    scale: float,
-    dropout_p: float = 0.0,
-    query_start: int | Tensor = 0,
-    need_weights: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, visible: Tensor, *, scale: float, **blocks: Unpack[BlockOptions]
 ) -> tuple[Tensor, Tensor | None]:
     """1.5-entmax of q.k * scale + key_bias [B or 1, Hq, Tk] over the visible keys."""
 
-    def rows(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
         logits = content_scores(q, k, scale) + key_bias[:, :, None, : k.shape[2]]
-        weights = entmax15(logits.masked_fill(~visible, float("-inf")))
-        return mix_values(weights, v, dropout_p), weights
+        return entmax15(logits.masked_fill(~visible, float("-inf")))
 
-    return in_query_blocks(rows, q, k, v, visible, query_start=query_start, need_weights=need_weights)
+    return attend_in_blocks(weigh, q, k, v, visible, **blocks)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from traformer.ops.eager import content_scores, in_query_blocks, mix_values, softmax_over, widened
+from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, softmax_over, widened
 
 
 def selection_mask(selection_q: Tensor, selection_k: Tensor, visible: Tensor, scale: float) -> Tensor:
@@ -24,23 +25,11 @@ def selection_mask(selection_q: Tensor, selection_k: Tensor, visible: Tensor, sc
 
 
 def selective_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    masked: Tensor,
-    visible: Tensor,
-    *,
-    scale: float,
-    dropout_p: float = 0.0,
-    query_start: int | Tensor = 0,
-    need_weights: bool = False,
+    q: Tensor, k: Tensor, v: Tensor, masked: Tensor, visible: Tensor, *, scale: float, **blocks: Unpack[BlockOptions]
 ) -> tuple[Tensor, Tensor | None]:
     """Softmax of s_ij - F_ij for all heads, with masked = F [B, T, Tk] of these queries."""
 
-    def rows(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-        weights = softmax_over(content_scores(q, k, scale) - masked[..., : k.shape[2]], visible)
-        return mix_values(weights, v, dropout_p), weights
+    def weigh(q: Tensor, k: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
+        return softmax_over(content_scores(q, k, scale) - masked[..., : k.shape[2]], visible)
 
-    return in_query_blocks(
-        rows, q, k, v, visible, (masked[:, None],), query_start=query_start, need_weights=need_weights
-    )
+    return attend_in_blocks(weigh, q, k, v, visible, (masked[:, None],), **blocks)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import Unpack
 
-from traformer.ops.eager import content_scores, in_query_blocks, mix_values, reverse_cumsum
+from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, reverse_cumsum
 
 
 def stick_breaking_attention(
@@ -16,18 +17,16 @@ def stick_breaking_attention(
     visible: Tensor,
     *,
     scale: float,
-    dropout_p: float = 0.0,
-    query_start: int | Tensor = 0,
-    need_weights: bool = False,
     remainder_to_self: bool = False,
+    **blocks: Unpack[BlockOptions],
 ) -> tuple[Tensor, Tensor | None]:
     """a_ij = sigmoid(s_ij) * product over l in (j, i) of (1 - sigmoid(s_il)) for j < i; a row sums to at most 1.
 
     visible: as everywhere, own key included; it gets weight only with remainder_to_self, namely what the others leave.
     """
-    places = (torch.arange(q.shape[2], device=q.device) + query_start)[None, None, :, None]
+    places = (torch.arange(q.shape[2], device=q.device) + blocks.get("query_start", 0))[None, None, :, None]
 
-    def rows(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh(q: Tensor, k: Tensor, visible: Tensor, places: Tensor) -> Tensor:
         own = torch.arange(k.shape[2], device=k.device) == places  # [1, 1, T, Tk]
         own, visible = visible & own, visible & ~own
         scores = content_scores(q, k, scale)
@@ -37,6 +36,6 @@ def stick_breaking_attention(
         weights = torch.where(visible, logits.exp(), 0.0)
         if remainder_to_self:
             weights = weights + own * (1.0 - weights.sum(-1, keepdim=True))
-        return mix_values(weights, v, dropout_p), weights
+        return weights
 
-    return in_query_blocks(rows, q, k, v, visible, (places,), query_start=query_start, need_weights=need_weights)
+    return attend_in_blocks(weigh, q, k, v, visible, (places,), **blocks)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from traformer.ops.eager import content_scores, in_query_blocks, mix_values, reverse_cumsum
+from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, reverse_cumsum
 
 
 def threshold_variant_attention(
@@ -22,9 +23,7 @@ def threshold_variant_attention(
     removal: bool = True,
     surrogate_width: float | None = None,
     scale: float,
-    dropout_p: float = 0.0,
-    query_start: int | Tensor = 0,
-    need_weights: bool = False,
+    **blocks: Unpack[BlockOptions],
 ) -> tuple[Tensor, Tensor | None]:
     """Softmax over the keys that score above the threshold (removal) or over all (no removal), with a kind of distance.
 
@@ -36,13 +35,11 @@ def threshold_variant_attention(
                      each key had been weighted by sigmoid((s - threshold) / surrogate_width)
     A row without any key gets zeros.
     """
-    rows_inputs: Sequence[Tensor] = (threshold.unsqueeze(-1),)
+    per_query: Sequence[Tensor] = (threshold.unsqueeze(-1),)
     if log_decay is not None:
-        rows_inputs = (*rows_inputs, log_decay.unsqueeze(-1))
+        per_query = (*per_query, log_decay.unsqueeze(-1))
 
-    def rows(
-        q: Tensor, k: Tensor, v: Tensor, visible: Tensor, threshold: Tensor, log_decay: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def weigh(q: Tensor, k: Tensor, visible: Tensor, threshold: Tensor, log_decay: Tensor | None = None) -> Tensor:
         scores = content_scores(q, k, scale)
         above = visible & (scores.detach() > threshold.detach())
         logits = scores
@@ -61,7 +58,6 @@ def threshold_variant_attention(
             seen = visible & above.any(-1, keepdim=True)  # a row that keeps nothing has gradient 0, as in TRA
             mass = (logits - peak).clamp(max=0.0).masked_fill(~seen, float("-inf")).exp() * kept
         total = mass.sum(-1, keepdim=True)
-        weights = mass / torch.where(total == 0, 1.0, total)
-        return mix_values(weights, v, dropout_p), weights
+        return mass / torch.where(total == 0, 1.0, total)
 
-    return in_query_blocks(rows, q, k, v, visible, rows_inputs, query_start=query_start, need_weights=need_weights)
+    return attend_in_blocks(weigh, q, k, v, visible, per_query, **blocks)

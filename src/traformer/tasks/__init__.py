@@ -10,11 +10,12 @@ from typing import Any
 
 from traformer.errors import unknown_name
 from traformer.tasks.algorithmic import Algorithmic
-from traformer.tasks.base import Batch, Split, Task, parse_lengths
+from traformer.tasks.base import Batch, Split, Task
 from traformer.tasks.copy import Copy
 from traformer.tasks.flip_flop import FlipFlop
 from traformer.tasks.induction import Induction
 from traformer.tasks.instructions import Instructions
+from traformer.tasks.lengths import parse_lengths
 from traformer.tasks.overlaps import Overlap, overlap
 from traformer.tasks.recall import Recall
 from traformer.tasks.text import Text

@@ -10,24 +10,11 @@ from numpy.typing import NDArray
 
 from traformer.errors import InputError, unknown_name
 from traformer.tasks import rng
-from traformer.tasks.base import (
-    BOS,
-    EOS,
-    NO_SOURCE,
-    PAD,
-    SEP,
-    SPECIAL_TOKENS,
-    Arrays,
-    Task,
-    buckets,
-    check_lengths,
-    draw_lengths,
-    store,
-    symbol_names,
-)
+from traformer.tasks.base import Arrays, StringTask
 from traformer.tasks.copy import draw_unique
+from traformer.tasks.lengths import draw_lengths
+from traformer.tasks.tokens import BOS, EOS, FIRST_SYMBOL, NO_SOURCE, PAD, SEP, SPECIAL_TOKENS, symbol_names
 
-FIRST_SYMBOL = len(SPECIAL_TOKENS)
 MODULUS = 5  # of modular arithmetic, and the places of the cycle
 LETTERS = 10  # of reverse, sort and two_back
 RECALL_LETTERS = 16  # of recall, whose keys and values are two letters each
@@ -68,7 +55,7 @@ class Solved(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Algorithmic(Task):
+class Algorithmic(StringTask):
     """`<bos> x <sep> y <eos>`: y is the answer to x and is scored with `<eos>`; the length is that of x.
 
     problem   parity (of the ones) | majority (the commoner bit, 0 if neither is) | cycle_navigation (the place on a
@@ -93,9 +80,8 @@ class Algorithmic(Task):
     def __post_init__(self) -> None:
         if self.problem not in SYMBOLS:
             raise unknown_name("problem", self.problem, PROBLEMS)
-        low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
-        store(self, min_length=low, max_length=high)
-        if self.problem == "recall" and int(_recall_pairs(np.array(high))) > RECALL_KEYS:
+        self.check_lengths()
+        if self.problem == "recall" and int(_recall_pairs(np.array(self.max_length))) > RECALL_KEYS:
             longest = 5 * RECALL_KEYS + 3 * RECALL_QUERIES
             raise InputError(
                 f"recall has {RECALL_KEYS} keys, enough for {longest:,} symbols; give a shorter max_length"
@@ -114,19 +100,8 @@ class Algorithmic(Task):
             return 2 * RECALL_QUERIES
         return length if self.problem in ("reverse", "sort", "stack", "two_back") else 1
 
-    @property
-    def length_range(self) -> tuple[int, int]:
-        return self.min_length, self.max_length
-
     def _stream(self) -> tuple[int, ...]:
         return (PROBLEMS.index(self.problem), self.min_length, self.max_length)
-
-    def at_length(self, shortest: int, longest: int) -> Algorithmic:
-        return dataclasses.replace(self, min_length=shortest, max_length=longest)
-
-    def default_test_lengths(self) -> list[tuple[int, int]]:
-        """The trained lengths, then nine ranges of the same reach: 1-50, 51-100, ..., 451-500."""
-        return buckets(self.min_length, self.max_length, 10)
 
     def chance(self, metric: str = "exact_match") -> float | None:
         """Of one of the possible answers at random, where the answer is one symbol; 0 for longer strings of symbols."""

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traformer.errors import InputError, unknown_name
 from traformer.tasks import rng
+from traformer.tasks.checks import store, whole
+from traformer.tasks.lengths import buckets, length_label, parse_lengths
+from traformer.tasks.tokens import PAD
 
 if TYPE_CHECKING:
     import torch
 
-# Ids that mean the same in every task which uses them; a task's own symbols come after these.
-PAD, BOS, SEP, EOS = range(4)
-SPECIAL_TOKENS = ("<pad>", "<bos>", "<sep>", "<eos>")
-
-NO_SOURCE = -1
 _CHANCE_EXAMPLES, _CHANCE_TOKENS = 4096, 1 << 20  # most that a guess is counted on
 TEST_STREAM = 1 << 62  # set in every test seed and in no training seed
 
@@ -148,7 +144,7 @@ class Task(ABC):
 
     def arrays(self, seed: int, start: int, count: int) -> Arrays:
         """Examples start .. start + count - 1 of a seed, as numpy arrays."""
-        seed, start, count = _whole("seed", seed), _whole("start", start), _whole("count", count)
+        seed, start, count = whole("seed", seed), whole("start", start), whole("count", count)
         if not 0 <= seed < 2 * TEST_STREAM:
             raise InputError(f"seed {seed} is out of range; give a whole number from 0 to 2**63 - 1")
         if start < 0:
@@ -174,7 +170,7 @@ class Task(ABC):
     @staticmethod
     def test_seed(seed: int) -> int:
         """The seed of the test stream that belongs to a training seed; it is no training seed's own number."""
-        seed = _whole("seed", seed)
+        seed = whole("seed", seed)
         if not 0 <= seed < TEST_STREAM:
             raise InputError(f"seed {seed} is out of range; a training seed is a whole number from 0 to 2**62 - 1")
         return seed + TEST_STREAM
@@ -296,6 +292,64 @@ class Task(ABC):
         return cls(**options)
 
 
+class StringTask(Task):
+    """A task over strings whose length is uniform in min_length .. max_length; subclasses have both as settings."""
+
+    min_length: int
+    max_length: int
+    test_ranges: ClassVar[int] = 10  # tested by default: the trained lengths, then ranges of the same reach beyond
+
+    def check_lengths(self) -> None:
+        """For use in __post_init__."""
+        low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
+        store(self, min_length=low, max_length=high)
+
+    @property
+    def length_range(self) -> tuple[int, int]:
+        return self.min_length, self.max_length
+
+    def at_length(self, shortest: int, longest: int) -> Self:
+        return dataclasses.replace(self, min_length=shortest, max_length=longest)  # type: ignore[type-var]
+
+    def default_test_lengths(self) -> list[tuple[int, int]]:
+        """The trained lengths, then ranges of the same reach: 1-50, 51-100, 101-150, ..."""
+        return buckets(self.min_length, max(self.max_length, 1), self.test_ranges)
+
+
+class SequenceTask(Task):
+    """A task whose sequences have `length` tokens, or lengths uniform from `min_length`; subclasses have both."""
+
+    length: int
+    min_length: int | None
+    length_unit: ClassVar[str] = "tokens"
+    length_setting: ClassVar[str] = "length"
+
+    def check_lengths(self) -> None:
+        """For use in __post_init__."""
+        low, high = check_lengths(self, "min_length", self.length_range[0], "length", self.length)
+        store(self, length=high, min_length=None if self.min_length is None else low)
+
+    @property
+    def sequence_length(self) -> int:
+        return self.length
+
+    @property
+    def length_range(self) -> tuple[int, int]:
+        return (self.length if self.min_length is None else self.min_length), self.length
+
+
+def check_lengths(task: Task, low_name: str, low: Any, high_name: str, high: Any) -> tuple[int, int]:
+    """Both ends as ints, or a sentence that names the one that is wrong."""
+    high, low = whole(high_name, high), whole(low_name, low)
+    for name, value in ((high_name, high), (low_name, low)):
+        if value < task.shortest:
+            least = f"{task.name} needs at least {task.shortest} {task.length_unit}"
+            raise InputError(f"{name} {value} is too short; {least}")
+    if low > high:
+        raise InputError(f"{low_name} {low} is greater than {high_name} {high}; give a smaller {low_name}")
+    return low, high
+
+
 def best_constant_answer(arrays: Arrays, metric: str) -> float:
     """Accuracy of the constant answer that is right most often: of whole examples, or of tokens."""
     rows, columns = np.nonzero(arrays.answers)
@@ -308,97 +362,6 @@ def best_constant_answer(arrays: Arrays, metric: str) -> float:
         right = np.bincount(rows[tokens == token], minlength=len(answered))
         best = max(best, int((right == answered).sum()))
     return best / len(answered)
-
-
-# Lengths --------------------------------------------------------------------------------------------------------
-
-
-def length_label(low: int, high: int) -> str:
-    """ "80" for one length, "51-100" for a range."""
-    return str(high) if low == high else f"{low}-{high}"
-
-
-_LENGTH = re.compile(r"(\d+)([km]?)(?:-(\d+)([km]?))?", re.IGNORECASE)
-_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20}
-
-
-def parse_lengths(lengths: str | Iterable[int | str]) -> list[tuple[int, int]]:
-    """ "20,40,51-100,2k" or a list of such parts -> [(20, 20), (40, 40), (51, 100), (2048, 2048)]."""
-    parts: list[int | str] = [*lengths.split(",")] if isinstance(lengths, str) else list(lengths)
-    if not parts or parts == [""]:
-        raise InputError("lengths is empty; give for example 20,40,80 or 51-100")
-    ranges = []
-    for part in parts:
-        found = _LENGTH.fullmatch(str(part).strip())
-        if found is None:
-            raise InputError(f"lengths has {str(part)!r}; give whole numbers or ranges, for example 20,40,80 or 51-100")
-        first, first_suffix, last, last_suffix = found.groups()
-        low = int(first) * _SUFFIX[first_suffix.lower()]
-        high = low if last is None else int(last) * _SUFFIX[last_suffix.lower()]
-        if high < low:
-            raise InputError(f"lengths has the range {part!r}, which ends before it starts; write {high}-{low}")
-        ranges.append((low, high))
-    return ranges
-
-
-def buckets(low: int, width: int, count: int) -> list[tuple[int, int]]:
-    """(low, width), (width + 1, 2 width), ...: the trained lengths, then ranges of the same reach beyond them."""
-    return [(low if step == 0 else step * width + 1, (step + 1) * width) for step in range(count)]
-
-
-# Checks of settings ---------------------------------------------------------------------------------------------
-
-
-def _whole(name: str, value: Any) -> int:
-    """The value as an int, or a sentence; a float such as 50.0 is refused, so that nothing is rounded silently."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise InputError(f"{name} must be a whole number, not {value!r}") from None
-
-
-def check_lengths(task: Task, low_name: str, low: Any, high_name: str, high: Any) -> tuple[int, int]:
-    """Both ends as ints, or a sentence that names the one that is wrong."""
-    high, low = _whole(high_name, high), _whole(low_name, low)
-    for name, value in ((high_name, high), (low_name, low)):
-        if value < task.shortest:
-            least = f"{task.name} needs at least {task.shortest} {task.length_unit}"
-            raise InputError(f"{name} {value} is too short; {least}")
-    if low > high:
-        raise InputError(f"{low_name} {low} is greater than {high_name} {high}; give a smaller {low_name}")
-    return low, high
-
-
-def check_count(name: str, value: Any, least: int, why: str) -> int:
-    """A count of at least `least`, or a sentence."""
-    count = _whole(name, value)
-    if count < least:
-        raise InputError(f"{name} {count} is too small; {why}, so give at least {least}")
-    return count
-
-
-def store(task: Any, **values: Any) -> None:
-    """Set checked settings on a frozen dataclass; for use in __post_init__ only."""
-    for name, value in values.items():
-        object.__setattr__(task, name, value)
-
-
-# Shared pieces of generators ------------------------------------------------------------------------------------
-
-
-def draw_lengths(keys: rng.Words, purpose: int, low: int, high: int) -> NDArray[np.int64]:
-    """Lengths uniform in low .. high; [count]."""
-    return rng.below(rng.draw(keys, purpose), high - low + 1) + low
-
-
-_BASE64 = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/"
-
-
-def symbol_names(count: int) -> tuple[str, ...]:
-    """Letters and digits for up to 64 symbols, numbers for more."""
-    return tuple(_BASE64[:count]) if count <= len(_BASE64) else tuple(str(number) for number in range(count))
 
 
 def _shortened(names: Sequence[str]) -> list[str]:

@@ -11,24 +11,11 @@ from numpy.typing import NDArray
 
 from traformer.errors import InputError, unknown_name
 from traformer.tasks import rng
-from traformer.tasks.base import (
-    BOS,
-    EOS,
-    NO_SOURCE,
-    PAD,
-    SEP,
-    SPECIAL_TOKENS,
-    Arrays,
-    Task,
-    buckets,
-    check_count,
-    check_lengths,
-    draw_lengths,
-    store,
-    symbol_names,
-)
+from traformer.tasks.base import Arrays, StringTask
+from traformer.tasks.checks import check_count, store
+from traformer.tasks.lengths import draw_lengths
+from traformer.tasks.tokens import BOS, EOS, FIRST_SYMBOL, NO_SOURCE, PAD, SEP, SPECIAL_TOKENS, symbol_names
 
-FIRST_SYMBOL = len(SPECIAL_TOKENS)
 ALPHABETS = ("unique", "letters", "binary")
 _SYMBOLS = {"letters": 26, "binary": 2}
 
@@ -40,7 +27,7 @@ _LENGTH_DRAW, _SYMBOL_DRAW = range(2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Copy(Task):
+class Copy(StringTask):
     """`<bos> x1..xn <sep> x1..xn <eos>`, n uniform; the second string and `<eos>` are scored.
 
     Alphabets: `unique` draws from `vocabulary` symbols without repetition (at least as many as the longest test has,
@@ -56,12 +43,13 @@ class Copy(Task):
     label: ClassVar[str] = "Copy"
     guess: ClassVar[str] = "the right number of symbols in a random order"
     stream: ClassVar[int | None] = 2
+    test_ranges: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
         if self.alphabet not in ALPHABETS:
             raise unknown_name("alphabet", self.alphabet, ALPHABETS)
-        low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
-        store(self, min_length=low, max_length=high)
+        self.check_lengths()
+        high = self.max_length
         if self.alphabet != "unique":
             if self.vocabulary is not None:
                 raise InputError(f"vocabulary is for alphabet 'unique'; leave it out with alphabet {self.alphabet!r}")
@@ -88,23 +76,12 @@ class Copy(Task):
     def sequence_length(self) -> int:
         return 2 * self.max_length + 3
 
-    @property
-    def length_range(self) -> tuple[int, int]:
-        return self.min_length, self.max_length
-
     def _stream(self) -> tuple[int, ...]:
         return (self.min_length, self.max_length, ALPHABETS.index(self.alphabet), self.symbols)
 
-    def at_length(self, shortest: int, longest: int) -> Copy:
-        return dataclasses.replace(self, min_length=shortest, max_length=longest)
-
     def default_test_lengths(self) -> list[tuple[int, int]]:
-        """The trained lengths, then up to five ranges of the same reach (1-50, 51-100, ..., 251-300).
-
-        With unique symbols, ranges that the vocabulary cannot fill are left out.
-        """
-        ranges = buckets(self.min_length, self.max_length, 6)
-        return [pair for pair in ranges if self.alphabet != "unique" or pair[1] <= self.symbols]
+        """As for every string; with unique symbols, ranges that the vocabulary cannot fill are left out."""
+        return [pair for pair in super().default_test_lengths() if self.alphabet != "unique" or pair[1] <= self.symbols]
 
     def chance(self, metric: str = "exact_match") -> float | None:
         """Of the copied symbols in a random order (for `letters` and `binary`: of any symbols), with the end known."""

@@ -10,7 +10,10 @@ import numpy as np
 
 from traformer.errors import InputError
 from traformer.tasks import rng
-from traformer.tasks.base import NO_SOURCE, PAD, Arrays, Split, Task, check_lengths, draw_lengths, length_label, store
+from traformer.tasks.base import Arrays, SequenceTask, Split
+from traformer.tasks.checks import store
+from traformer.tasks.lengths import draw_lengths, length_label
+from traformer.tasks.tokens import NO_SOURCE, PAD
 
 WRITE, READ, IGNORE, ZERO, ONE = range(1, 6)
 
@@ -21,11 +24,11 @@ _LENGTH_DRAW, _PAIR_DRAW = range(2)
 
 
 @dataclasses.dataclass(frozen=True)
-class FlipFlop(Task):
+class FlipFlop(SequenceTask):
     """(instruction, bit) pairs; the bit after a read is the last written one and alone is scored.
 
     The first instruction is w, the last r, the others i with `p_ignore`, w and r with half of the rest each; bits after
-    w and i are uniform. `length` counts tokens, two a pair; with `min_length`, even lengths from there to `length`.
+    w and i are uniform. `length` counts tokens, two per pair; with `min_length`, even lengths from there to `length`.
     """
 
     length: int = 512
@@ -38,33 +41,20 @@ class FlipFlop(Task):
     deciding_offsets: ClassVar[tuple[int, ...]] = (-1, 0)  # the written bit and the w before it
     guess: ClassVar[str] = "always the same bit"
     stream: ClassVar[int | None] = 1
-    length_unit: ClassVar[str] = "tokens"
-    length_setting: ClassVar[str] = "length"
     shortest: ClassVar[int] = 4  # a write and a read
-    pad_id: ClassVar[int] = PAD
 
     def __post_init__(self) -> None:
-        low = self.length if self.min_length is None else self.min_length
-        low, high = check_lengths(self, "min_length", low, "length", self.length)
+        self.check_lengths()
+        low, high = self.length_range
         for name, value in (("length", high), ("min_length", low)):
             if value % 2:
                 raise InputError(f"{name} {value} is odd; flip_flop is made of pairs of tokens, give an even {name}")
         if not isinstance(self.p_ignore, Real) or not 0.0 <= self.p_ignore <= 1.0:
             raise InputError(f"p_ignore must be a probability from 0 to 1, not {self.p_ignore!r}")
-        store(self, length=high, p_ignore=float(self.p_ignore))
-        if self.min_length is not None:
-            store(self, min_length=low)
+        store(self, p_ignore=float(self.p_ignore))
 
     def _token_names(self) -> tuple[str, ...]:
         return ("<pad>", "w", "r", "i", "0", "1")
-
-    @property
-    def sequence_length(self) -> int:
-        return self.length
-
-    @property
-    def length_range(self) -> tuple[int, int]:
-        return (self.length if self.min_length is None else self.min_length), self.length
 
     def _stream(self) -> tuple[int, ...]:
         return (*self.length_range, round(self.p_ignore * 2**32))
@@ -107,7 +97,7 @@ class FlipFlop(Task):
         # Pairs per example, [n]; P is the most in this batch.
         pairs = draw_lengths(keys, _LENGTH_DRAW, low // 2, high // 2)
         count, width = len(keys), int(pairs.max())
-        # One number a pair: its lowest bit is the bit, the 63 others choose the instruction.
+        # One number per pair: its lowest bit is the bit, the 63 others choose the instruction.
         words = rng.draw_row(keys, _PAIR_DRAW, width)  # [n, P]
         bits = (words & np.uint64(1)).astype(np.int8)
         words >>= np.uint64(1)

@@ -10,24 +10,10 @@ from typing import ClassVar
 import numpy as np
 
 from traformer.tasks import rng
-from traformer.tasks.base import (
-    BOS,
-    EOS,
-    NO_SOURCE,
-    PAD,
-    SEP,
-    SPECIAL_TOKENS,
-    Arrays,
-    Task,
-    buckets,
-    check_count,
-    check_lengths,
-    draw_lengths,
-    store,
-    symbol_names,
-)
-
-FIRST_SYMBOL = len(SPECIAL_TOKENS)
+from traformer.tasks.base import Arrays, StringTask
+from traformer.tasks.checks import check_count, store
+from traformer.tasks.lengths import draw_lengths
+from traformer.tasks.tokens import BOS, EOS, FIRST_SYMBOL, NO_SOURCE, PAD, SEP, SPECIAL_TOKENS, symbol_names
 
 _NORMAL_FROM = 300  # draws per symbol
 
@@ -35,7 +21,7 @@ _LENGTH_DRAW, _CONTEXT_DRAW, _QUERY_DRAW, _PLACE_DRAW = range(4)
 
 
 @dataclasses.dataclass(frozen=True)
-class Induction(Task):
+class Induction(StringTask):
     """`<bos> ctx <sep> q a <eos>`: q occurs exactly once in ctx and not last, a is its right neighbour, alone scored.
 
     q is uniform over the symbols, its place uniform over all places but the last, every other place uniform over the
@@ -50,12 +36,13 @@ class Induction(Task):
     label: ClassVar[str] = "Induction"
     guess: ClassVar[str] = "the most frequent symbol of the context"
     stream: ClassVar[int | None] = 3
+    test_ranges: ClassVar[int] = 6
     shortest: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
+        self.check_lengths()
         symbols = check_count("symbols", self.symbols, 2, "induction needs another symbol beside the queried one")
-        store(self, min_length=low, max_length=high, symbols=symbols)
+        store(self, symbols=symbols)
 
     def _token_names(self) -> tuple[str, ...]:
         return SPECIAL_TOKENS + symbol_names(self.symbols)
@@ -64,19 +51,8 @@ class Induction(Task):
     def sequence_length(self) -> int:
         return self.max_length + 5
 
-    @property
-    def length_range(self) -> tuple[int, int]:
-        return self.min_length, self.max_length
-
     def _stream(self) -> tuple[int, ...]:
         return (self.min_length, self.max_length, self.symbols)
-
-    def at_length(self, shortest: int, longest: int) -> Induction:
-        return dataclasses.replace(self, min_length=shortest, max_length=longest)
-
-    def default_test_lengths(self) -> list[tuple[int, int]]:
-        """The trained lengths, then five ranges of the same reach: 2-50, 51-100, ..., 251-300."""
-        return buckets(self.min_length, self.max_length, 6)
 
     def chance(self, metric: str = "exact_match") -> float:
         """Accuracy of the best guess that knows which symbols the context holds but not their order.

@@ -11,23 +11,10 @@ from numpy.typing import NDArray
 
 from traformer.errors import InputError, unknown_name
 from traformer.tasks import rng
-from traformer.tasks.base import (
-    BOS,
-    EOS,
-    NO_SOURCE,
-    PAD,
-    SEP,
-    SPECIAL_TOKENS,
-    Arrays,
-    Batch,
-    Task,
-    buckets,
-    check_count,
-    check_lengths,
-    draw_lengths,
-    store,
-    symbol_names,
-)
+from traformer.tasks.base import Arrays, Batch, StringTask
+from traformer.tasks.checks import check_count, store
+from traformer.tasks.lengths import draw_lengths
+from traformer.tasks.tokens import BOS, EOS, NO_SOURCE, PAD, SEP, SPECIAL_TOKENS, symbol_names
 
 # Name -> the shortest string that has an answer. The order fixes the token ids, whichever of them are used.
 SHORTEST = {"copy": 0, "reverse": 0, "first": 1, "last": 1, "right_of": 2, "left_of": 2}
@@ -41,7 +28,7 @@ _LENGTH_DRAW, _INSTRUCTION_DRAW, _STRING_DRAW, _QUERY_DRAW, _PLACE_DRAW = range(
 
 
 @dataclasses.dataclass(frozen=True)
-class Instructions(Task):
+class Instructions(StringTask):
     """`<bos> INS x <sep> [q] y <eos>`: y is what INS makes of x; y and `<eos>` are scored.
 
     The length of x is uniform, then INS is uniform over those that have an answer at that length: copy and reverse at
@@ -61,7 +48,7 @@ class Instructions(Task):
     shortest: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        low, high = check_lengths(self, "min_length", self.min_length, "max_length", self.max_length)
+        self.check_lengths()
         if not isinstance(self.instructions, (str, list, tuple)):
             raise InputError(f"instructions must be names of {', '.join(INSTRUCTIONS)}, not {self.instructions!r}")
         given = tuple(self.instructions.split(",") if isinstance(self.instructions, str) else self.instructions)
@@ -71,14 +58,14 @@ class Instructions(Task):
         if not given or len(set(given)) < len(given):
             raise InputError(f"instructions must be one or more different names of {', '.join(INSTRUCTIONS)}")
         least = min(SHORTEST[instruction] for instruction in given)
-        if low < least:
+        if self.min_length < least:
             raise InputError(
-                f"min_length {low} is too short; {' and '.join(given)} have an answer from length {least} on, so give "
-                f"at least {least}"
+                f"min_length {self.min_length} is too short; {' and '.join(given)} have an answer from length {least} "
+                f"on, so give at least {least}"
             )
         symbols = check_count("symbols", self.symbols, 2, "a queried symbol needs another one beside it")
         ordered = tuple(instruction for instruction in INSTRUCTIONS if instruction in given)
-        store(self, min_length=low, max_length=high, instructions=ordered, symbols=symbols)
+        store(self, instructions=ordered, symbols=symbols)
 
     def _token_names(self) -> tuple[str, ...]:
         return SPECIAL_TOKENS + INSTRUCTIONS + symbol_names(self.symbols)
@@ -90,20 +77,9 @@ class Instructions(Task):
         # <bos> INS x <sep> <eos>, and the longest of: a whole string, a query and its answer, one symbol.
         return self.max_length + 4 + max(self.max_length if long_answers else 1, 2 if asks else 0)
 
-    @property
-    def length_range(self) -> tuple[int, int]:
-        return self.min_length, self.max_length
-
     def _stream(self) -> tuple[int, ...]:
         used = sum(1 << INSTRUCTIONS.index(instruction) for instruction in self.instructions)
         return (self.min_length, self.max_length, used, self.symbols)
-
-    def at_length(self, shortest: int, longest: int) -> Instructions:
-        return dataclasses.replace(self, min_length=shortest, max_length=longest)
-
-    def default_test_lengths(self) -> list[tuple[int, int]]:
-        """The trained lengths, then nine ranges of the same reach: 0-50, 51-100, ..., 451-500."""
-        return buckets(self.min_length, max(self.max_length, 1), 10)
 
     def _group(self) -> Callable[[Batch], list[str]]:
         return instruction_names

@@ -9,7 +9,8 @@ import numpy as np
 
 from traformer.errors import InputError
 from traformer.tasks import rng
-from traformer.tasks.base import Arrays, Task, check_count
+from traformer.tasks.base import Arrays, Task
+from traformer.tasks.checks import check_count
 
 _CHUNK_TOKENS = 1 << 20
 

@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from traformer.data import python_stdlib
-from traformer.data.corpus import resolve
+from traformer.data.corpus import DEFAULT_NOTE, checked_places
 from traformer.errors import InputError
 from traformer.tasks import rng
-from traformer.tasks.base import (
-    BOS,
-    NO_SOURCE,
-    PAD,
-    SEP,
-    SPECIAL_TOKENS,
-    TEST_STREAM,
-    Arrays,
-    Split,
-    Task,
-    check_count,
-    check_lengths,
-    draw_lengths,
-    length_label,
-    store,
-)
+from traformer.tasks.base import TEST_STREAM, Arrays, SequenceTask, Split
+from traformer.tasks.checks import check_count, store
 from traformer.tasks.copy import draw_unique
 from traformer.tasks.induction import expected_commonest_share
+from traformer.tasks.lengths import draw_lengths, length_label
+from traformer.tasks.tokens import BOS, FIRST_SYMBOL, NO_SOURCE, PAD, SEP, SPECIAL_TOKENS
 
 if TYPE_CHECKING:
     from traformer.data import TokenizedText
     from traformer.tasks.text import Text
 
-FIRST_KEY = len(SPECIAL_TOKENS)
+FIRST_KEY = FIRST_SYMBOL
 BYTES = 256
 
 _LENGTH_DRAW, _PAIRS_DRAW, _KEY_DRAW, _VALUE_DRAW, _PLACE_DRAW, _ORDER_DRAW, _TEXT_DRAW = range(7)
 
 
 @dataclasses.dataclass(frozen=True)
-class Recall(Task):
+class Recall(SequenceTask):
     """`<bos> context <sep> k [v] k [v] ...`: the context holds k v pairs, each key once; its values alone are scored.
 
     data        text that fills the context between the pairs, as bytes with ids of their own: a file, a folder or a
@@ -73,20 +61,12 @@ class Recall(Task):
     deciding_offsets: ClassVar[tuple[int, ...]] = (-1, 0)  # the value and its key
     guess: ClassVar[str] = "a value of the context, whichever its key"
     stream: ClassVar[int | None] = 6
-    length_unit: ClassVar[str] = "tokens"
-    length_setting: ClassVar[str] = "length"
     shortest: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
-        places = (self.data,) if isinstance(self.data, str) else self.data
-        if not isinstance(places, Iterable) or not all(isinstance(place, str) for place in places):
-            raise InputError(f"data must be a path, a name or a list of these, not {self.data!r}")
-        least = self.length if self.min_length is None else self.min_length
-        low, high = check_lengths(self, "min_length", least, "length", self.length)
-        places = tuple(places)
-        store(self, data=resolve(places) if places else (), length=high)
-        if self.min_length is not None:
-            store(self, min_length=low)
+        store(self, data=checked_places(self.data))
+        self.check_lengths()
+        low, high = self.length_range
         store(
             self,
             keys=check_count("keys", self.keys, 1, "there must be a key to ask for"),
@@ -108,12 +88,12 @@ class Recall(Task):
             raise InputError(f"{most} pairs need as many keys, there are {self.keys}; give more keys or fewer pairs")
 
     @classmethod
+    def notice(cls, options: Mapping[str, Any]) -> str | None:
+        return None if "data" in options else DEFAULT_NOTE
+
+    @classmethod
     def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        places = options.get("data", (python_stdlib.NAME,))
-        places = [places] if isinstance(places, str) else places
-        if not isinstance(places, (list, tuple)) or not all(isinstance(place, str) for place in places):
-            return dict(options)  # refused when the task is built
-        return {**options, "data": list(resolve(places)) if places else []}
+        return {**options, "data": list(checked_places(options.get("data", cls.data)))}
 
     @property
     def pairs_range(self) -> tuple[int, int]:
@@ -129,14 +109,6 @@ class Recall(Task):
         values = tuple(f"V{number}" for number in range(self.values))
         letters = tuple(chr(b) if 33 <= b < 127 else f"\\x{b:02x}" for b in range(BYTES)) if self.data else ()
         return SPECIAL_TOKENS + keys + values + letters
-
-    @property
-    def sequence_length(self) -> int:
-        return self.length
-
-    @property
-    def length_range(self) -> tuple[int, int]:
-        return (self.length if self.min_length is None else self.min_length), self.length
 
     def _stream(self) -> tuple[int, ...]:
         return (*self.length_range, *self.pairs_range, self.keys, self.values, bool(self.data))

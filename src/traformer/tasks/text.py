@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from traformer.data.corpus import resolve
+from traformer.data.corpus import DEFAULT_NOTE, checked_places, resolve
 from traformer.errors import InputError, RunError
 from traformer.tasks import rng
-from traformer.tasks.base import NO_SOURCE, TEST_STREAM, Arrays, Batch, Split, Task, check_lengths, length_label, store
+from traformer.tasks.base import TEST_STREAM, Arrays, Batch, Split, Task, check_lengths
+from traformer.tasks.checks import store
+from traformer.tasks.lengths import length_label
+from traformer.tasks.tokens import NO_SOURCE
 
 if TYPE_CHECKING:
     from traformer.data import Corpus, TextTokenizer, TokenizedText
@@ -53,29 +56,21 @@ class Text(Task):
     pad_id: ClassVar[int | None] = None  # type: ignore[assignment]  # windows are full: nothing is ever padded
 
     def __post_init__(self) -> None:
-        places = (self.data,) if isinstance(self.data, str) else self.data
-        if not isinstance(places, Iterable) or not all(isinstance(place, str) for place in places):
-            raise InputError(f"data must be a path, a name or a list of these, not {self.data!r}")
+        store(self, data=checked_places(self.data) or resolve(()))
         if not isinstance(self.separator, bool):
             raise InputError(f"separator must be true or false, not {self.separator!r}")
         if not isinstance(self.tokenizer, str):
             raise InputError(f"tokenizer must be a name or a folder, not {self.tokenizer!r}")
         _, length = check_lengths(self, "length", self.length, "length", self.length)
-        store(self, data=resolve(tuple(places)), length=length)
+        store(self, length=length)
 
     @classmethod
     def notice(cls, options: Mapping[str, Any]) -> str | None:
-        from traformer.data.corpus import DEFAULT_NOTE
-
         return None if options.get("data") else DEFAULT_NOTE
 
     @classmethod
     def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        places = options.get("data", ())
-        places = [places] if isinstance(places, str) else places
-        if not isinstance(places, (list, tuple)) or not all(isinstance(place, str) for place in places):
-            return dict(options)  # refused when the task is built
-        stored = {**options, "data": list(resolve(places))}
+        stored = {**options, "data": list(checked_places(options.get("data", ())) or resolve(()))}
         if "tokenizer" in options:
             stored["tokenizer"] = _absolute(options["tokenizer"])
         return stored
