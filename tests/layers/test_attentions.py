@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.models import common
+from tests.models.common import check_decoding
 from traformer.errors import InputError
 from traformer.methods import METHODS
 from traformer.models import TraformerConfig, TraformerForCausalLM
@@ -29,17 +31,10 @@ NAMED = [name for name, method in METHODS.items() if method.is_configuration]
 
 
 def small_model(name: str, **overrides) -> TraformerForCausalLM:
-    torch.manual_seed(0)
     if name in SPECIAL:
         name, overrides["attention_options"] = SPECIAL[name]
-    config = TraformerConfig(
-        attention=name, vocab_size=19, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=1, **overrides,
-    )  # fmt: skip
-    model = TraformerForCausalLM(config).eval()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(50.0)
-    return model
+    sizes = {"vocab_size": 19, "hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1}
+    return common.small_model(name, **sizes, **overrides)
 
 
 def tokens(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -61,18 +56,7 @@ def test_tiny_lengths_and_causality(name):
 @torch.no_grad()
 def test_decoding_equals_one_forward(name):
     """A chunk, then token by token, in a batch of which one row is padded on the left."""
-    model, x = small_model(name), tokens(2, 12)
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[1, :4] = 0
-    full = model(x, attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(full[1, 4:], model(x[1:, 4:], use_cache=False).logits[0], **CLOSE)
-    cache = model.model.new_cache()
-    pieces = [model(x[:, :7], attention_mask=mask[:, :7], past_key_values=cache).logits]
-    for t in range(7, 12):
-        pieces.append(model(x[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=cache).logits)
-    decoded = torch.cat(pieces, 1)
-    torch.testing.assert_close(decoded[0], full[0], **CLOSE)
-    torch.testing.assert_close(decoded[1, 4:], full[1, 4:], **CLOSE)
+    check_decoding(small_model(name), tokens(2, 12), **CLOSE)
 
 
 @pytest.mark.parametrize("name", NAMES)

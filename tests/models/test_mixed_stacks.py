@@ -6,12 +6,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from tests.models.common import check_decoding, small_model
 from tests.training.tiny import tiny_config
 from traformer import convert
 from traformer.cli import main
 from traformer.errors import InputError
 from traformer.methods import label_of, resolve_stack, stack_of
-from traformer.models import TraformerConfig, TraformerForCausalLM
+from traformer.models import TraformerForCausalLM
 from traformer.models.memory import memory_need
 from traformer.training.loop import train
 
@@ -30,13 +31,11 @@ MIXTURES = {
 }
 
 
+SIZES = {"vocab_size": 19, "hidden_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+
+
 def small(mixture: str, **more) -> TraformerForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 19, "hidden_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2}
-    model = TraformerForCausalLM(TraformerConfig(**MIXTURES[mixture], **sizes, **more)).eval()
-    with torch.no_grad():
-        model.lm_head.weight.mul_(50.0)
-    return model
+    return small_model(**MIXTURES[mixture], num_hidden_layers=4, **SIZES, **more)
 
 
 def tokens(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -47,18 +46,7 @@ def tokens(*shape: int, seed: int = 1) -> torch.Tensor:
 @torch.no_grad()
 def test_decoding_padding_and_packing(mixture):
     model, x = small(mixture), tokens(2, 12)
-    mask = torch.ones(2, 12, dtype=torch.long)
-    mask[1, :4] = 0
-    full = model(x, attention_mask=mask, use_cache=False).logits
-    torch.testing.assert_close(full[1, 4:], model(x[1:, 4:], use_cache=False).logits[0], **CLOSE)
-    cache = model.model.new_cache()
-    pieces = [model(x[:, :7], attention_mask=mask[:, :7], past_key_values=cache).logits]
-    pieces += [
-        model(x[:, t : t + 1], attention_mask=mask[:, : t + 1], past_key_values=cache).logits for t in range(7, 12)
-    ]
-    decoded = torch.cat(pieces, 1)
-    torch.testing.assert_close(decoded[0], full[0], **CLOSE)
-    torch.testing.assert_close(decoded[1, 4:], full[1, 4:], **CLOSE)
+    check_decoding(model, x, **CLOSE)
     packed = model(x.view(1, -1), cu_seqlens=torch.tensor([0, 12, 24]), use_cache=False).logits[0]
     separate = model(x, use_cache=False).logits
     torch.testing.assert_close(packed.view_as(separate), separate, **CLOSE)
@@ -114,9 +102,7 @@ def test_a_layer_of_a_mixture_is_what_it_is_in_a_uniform_stack():
 
 
 def small_of(attention, layers: int = 2, **more) -> TraformerForCausalLM:
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 19, "hidden_size": 24, "num_hidden_layers": layers, "num_attention_heads": 2}
-    return TraformerForCausalLM(TraformerConfig(attention=attention, **sizes, **more)).eval()
+    return small_model(attention, num_hidden_layers=layers, **SIZES, **more)
 
 
 def test_how_a_mixture_is_written():

@@ -253,6 +253,11 @@ class Protocol:
     examples: int = 512
     search_examples: int = 64
 
+    def cells(self) -> list[Cell]:
+        """The first cells; `next_cells` gives those that follow from what they measure."""
+        setting, wave = self.waves[0]
+        return [cell for arm in wave for rate in self.rates for cell in self.search_cells(setting, arm, rate)]
+
     def next_cells(self, out: str | Path, failed: Sequence[str] = ()) -> list[Cell]:
         """What can run now, given what `out` holds: the cells of the first wave that is not complete.
 

@@ -17,12 +17,10 @@ head starts with a far gate. Its rivals are given the same: temperature, own key
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
-from traformer.experiments.protocol import Arm, AtLeast, Beats, Hypothesis, Place, Protocol, Setting, Verdict, arms
+from traformer.experiments.protocol import Arm, AtLeast, Beats, Hypothesis, Place, Protocol, Setting, arms
 from traformer.runs.config import RunConfig
-from traformer.sweeps.cell import Cell
 
 TITLE = "Recall in text: trained to 64 tokens, tested to 4,096"
 
@@ -79,15 +77,4 @@ PROTOCOL = Protocol(
 )
 
 
-def cells() -> list[Cell]:
-    """The first cells; `next_cells` gives those that follow from what they measure."""
-    setting, wave = PROTOCOL.waves[0]
-    return [cell for arm in wave for rate in PROTOCOL.rates for cell in PROTOCOL.search_cells(setting, arm, rate)]
-
-
-def next_cells(out: Path, failed: list[str]) -> list[Cell]:
-    return PROTOCOL.next_cells(out, failed)
-
-
-def verdicts(out: Path) -> list[Verdict]:
-    return PROTOCOL.verdicts(out)
+cells, next_cells, verdicts = PROTOCOL.cells, PROTOCOL.next_cells, PROTOCOL.verdicts

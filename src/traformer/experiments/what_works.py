@@ -11,8 +11,6 @@ search over at least four rates on the training distribution, then five seeds th
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from traformer.experiments import peers
 from traformer.experiments.protocol import (
     Arm,
@@ -22,10 +20,8 @@ from traformer.experiments.protocol import (
     Place,
     Protocol,
     Setting,
-    Verdict,
     arms,
 )
-from traformer.sweeps.cell import Cell
 
 TITLE = "What makes tra_plus work: its parts left out, and its peers"
 
@@ -99,15 +95,4 @@ PROTOCOL = Protocol(
 )
 
 
-def cells() -> list[Cell]:
-    """The first cells; `next_cells` gives those that follow from what they measure."""
-    setting, wave = PROTOCOL.waves[0]
-    return [cell for arm in wave for rate in PROTOCOL.rates for cell in PROTOCOL.search_cells(setting, arm, rate)]
-
-
-def next_cells(out: Path, failed: list[str]) -> list[Cell]:
-    return PROTOCOL.next_cells(out, failed)
-
-
-def verdicts(out: Path) -> list[Verdict]:
-    return PROTOCOL.verdicts(out)
+cells, next_cells, verdicts = PROTOCOL.cells, PROTOCOL.next_cells, PROTOCOL.verdicts
