@@ -1,8 +1,8 @@
 """Recall in real text, trained to 64 tokens and tested at 64 times that, under the protocol of `protocol.py`.
 
-Two layers of 64, four heads of 32; sequences of 32 to 64 tokens with 2 to 4 pairs of 16 keys and 16 values; 500 steps
-of 64. At every length the four pairs of training are in ever more text (split `fixed`), and, as far as there are keys,
-pairs in proportion (split `growing`). The text is the built-in one, or the folder that $TRAFORMER_TEXT names. 128
+Two layers of 64, four heads of 32; sequences of 32 to 64 tokens with 2 to 4 pairs of 16 keys and 16 values; 1,000
+steps of 32. At every length the four pairs of training are in ever more text (split `fixed`), and, as far as there are
+keys, pairs in proportion (split `growing`). The text is the built-in one, or the folder that $TRAFORMER_TEXT names. 128
 sequences for each length, each with four answers. `tra stretch` reads a run at longer lengths.
 
 The arm `near_far` divides the work between layers, which is what learns (`recall_learning`, chosen at the trained
@@ -36,7 +36,7 @@ RECALL = RunConfig(
         "hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32,
         "attention_dropout": 0.0, "hidden_dropout": 0.0,
     },
-    steps=500, batch_size=64, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
+    steps=1000, batch_size=32, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
 )  # fmt: skip
 
 TEMPERATURE: dict[str, Any] = {"temperature": True}

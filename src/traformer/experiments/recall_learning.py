@@ -1,6 +1,6 @@
 """What lets TRA learn recall among distractors: short trials that look at the trained length alone.
 
-Recall at the size of `recall_in_text`, 400 steps, one seed, three rates. The question is how heads are divided:
+Recall at the size of `recall_in_text`, 500 of its steps, two seeds, two rates. The question is how heads are divided:
 `tra_plus` reserves half of each layer's heads for the nearest kept key (`near`), and only the others look things up.
 Upper layers whose heads all reach far (`far`) leave that work to the layer below. `local` is RoPE with a window of 8.
 
@@ -16,8 +16,8 @@ from traformer.experiments.recall_in_text import FAR, LOCAL, NO_REMOVAL, RECALL
 from traformer.sweeps.cell import Cell
 
 TITLE = "Recall in text: which division of heads learns it"
-STEPS, SEED, EXAMPLES = 400, 1, 128
-RATES = (1.25e-3, 2.5e-3, 5e-3)
+STEPS, SEEDS, EXAMPLES = 500, (200, 201), 128
+RATES = (1.25e-3, 2.5e-3)
 # Name: attention of each layer, and its options.
 TRIALS: dict[str, tuple[str, dict[str, Any]]] = {
     "rope": ("rope", {}),
@@ -35,11 +35,12 @@ def cells() -> list[Cell]:
     """Every division at every rate."""
     return [
         Cell(
-            f"{name}-lr{rate:g}",
-            RECALL.replace(attention=attention, attention_options=options, lr=rate, seed=SEED, steps=STEPS),
+            f"{name}-lr{rate:g}-seed{seed}",
+            RECALL.replace(attention=attention, attention_options=options, lr=rate, seed=seed, steps=STEPS),
             str(RECALL.task_options["length"]),
             EXAMPLES,
         )
         for name, (attention, options) in TRIALS.items()
         for rate in RATES
+        for seed in SEEDS
     ]
