@@ -43,6 +43,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "reproduce": ("traformer.commands.reproduce", "the paper's tables: run what is missing, print them with verdicts"),
     "demo": ("traformer.commands.demo", "TRA beside RoPE on two tasks, in minutes on two cores"),
     "bench": ("traformer.commands.bench", "measure speed and memory"),
+    "completion": ("traformer.commands.completion", "print a script that completes all this in bash, zsh or fish"),
 }
 
 

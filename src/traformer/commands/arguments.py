@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from traformer.errors import InputError
+
+if TYPE_CHECKING:
+    from traformer.runs.measurements import Measurement
 
 _UNITS = {"": 1, "k": 1024, "m": 1024 * 1024}
 
@@ -62,6 +67,20 @@ def add_lengths(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="in the task's unit, such as 128 512 2k or 51-100, with blanks or commas (default: the task's own)",
     )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table, for scripts")
+
+
+def print_json(value: Any) -> None:
+    """Print what `--json` asks for; nothing else may go to stdout then."""
+    print(json.dumps(value, indent=1, default=str))
+
+
+def measurement_rows(measured: Mapping[str, Iterable[Measurement]]) -> list[dict[str, Any]]:
+    """{run: measurements} as rows of JSON, each with its run."""
+    return [{"run": run, **one.to_row()} for run, found in measured.items() for one in found]
 
 
 def joined(lengths: list[str] | None) -> str | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
-from traformer.commands.arguments import positive_int
+from traformer.commands.arguments import add_json, positive_int, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--separator", action="store_true", help="start every document with the end-of-text token")
     parser.add_argument("--show", type=positive_int, default=48, metavar="N", help="first tokens shown (default 48)")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -41,6 +43,23 @@ def main(args: argparse.Namespace) -> None:
     title = f"{corpus.name}, tokenizer {tokenizer.label} ({tokenizer.vocab_size:,} entries)"
     table = new_table(title, left=["split"], right=headings)
     texts = {split: corpus.open(split, tokenizer, args.separator) for split in corpus.splits()}
+    if args.json:
+        facts = {"tokenizer": tokenizer.label, "vocabulary": tokenizer.vocab_size}
+        print_json(
+            [
+                {
+                    "split": split,
+                    **facts,
+                    "files": len(text.meta["sources"]),
+                    "documents": len(text.documents),
+                    **asdict(text.counts),
+                    "stored_as": text.dtype,
+                    "starts": text.tokens[: args.show].tolist(),
+                }
+                for split, text in texts.items()
+            ]
+        )
+        return
     for split, text in texts.items():
         counts = text.counts
         speed = text.meta["bytes"] / 1e6 / max(text.meta["seconds"], 1e-9)

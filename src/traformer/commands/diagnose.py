@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traformer.commands.arguments import add_device, add_lengths, add_threads, joined, positive_int
+from traformer.commands.arguments import (
+    add_device,
+    add_json,
+    add_lengths,
+    add_threads,
+    joined,
+    measurement_rows,
+    positive_int,
+    print_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_threads(parser)
     parser.add_argument("--again", action="store_true", help="measure again what the runs' results.json already have")
+    add_json(parser)
     parser.add_argument(
         "--out", metavar="DIR", help="where diagnosis.json and the plots go (default: diagnosis in the first RUN)"
     )
@@ -54,6 +64,9 @@ def main(args: argparse.Namespace) -> None:
                 again=args.again,
                 watcher=watcher,
             )
-    show(diagnosis_table(measured))
     written = write_diagnosis(measured, make_folder(folder))
+    if args.json:
+        print_json(measurement_rows(measured))
+        return
+    show(diagnosis_table(measured))
     print(f"written to {folder}: {', '.join(file.name for file in written)}; `tra report` shows it, too")

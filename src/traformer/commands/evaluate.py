@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-from traformer.commands.arguments import add_device, add_lengths, add_threads, joined, positive_int
+from traformer.commands.arguments import (
+    add_device,
+    add_json,
+    add_lengths,
+    add_threads,
+    joined,
+    positive_int,
+    print_json,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="count the test examples that training has shown (default: where that is quick)",
     )
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table, for scripts")
+    add_json(parser)
     text = parser.add_argument_group("text runs")
     text.add_argument(
         "--stride", type=positive_int, help="sliding windows, moved by so many tokens (default: the window less one)"
@@ -64,7 +71,7 @@ def main(args: argparse.Namespace) -> None:
             data=args.data,
         )
     if args.json:
-        print(json.dumps([row.to_row() for row in rows], indent=1))
+        print_json([row.to_row() for row in rows])
         return
     first = rows[0]
     title = f"{args.run}: {first.task}, {first.attention}, trained to {first.train_length}, step {first.step}"

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from traformer.commands.arguments import add_json, print_json
 from traformer.errors import unknown_name
 
 KINDS = ("tasks", "attentions", "presets", "experiments")
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--options", metavar="NAME", help="the options of a task or an attention; model: those of --model-option"
     )
-    parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -29,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
         return
     names = {kind: _entries(kind) for kind in ([args.kind] if args.kind else KINDS)}
     if args.json:
-        print(json.dumps(names, indent=1))
+        print_json(names)
     elif args.kind:
         print("\n".join(names[args.kind]))
     else:
@@ -103,7 +104,7 @@ def show_options(name: str, as_json: bool) -> None:
     options = options_of(name)
     if as_json:
         rows = [{"name": key, "default": default, "help": text} for key, (default, text) in options.table.items()]
-        print(json.dumps({"name": name, "flag": options.flag, "options": rows}, indent=1, default=str))
+        print_json({"name": name, "flag": options.flag, "options": rows})
         return
     print(f"{name}: {options.about}\n")
     if not options.table:

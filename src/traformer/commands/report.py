@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
+
+from traformer.commands.arguments import add_json, measurement_rows, print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="an experiment (a name, a .py file or a module) whose hypotheses the report prints with their outcomes",
     )
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -30,5 +34,9 @@ def main(args: argparse.Namespace) -> None:
     verdicts = verdicts_of(args.experiment, args.folders[0]) if args.experiment else []
     out = make_folder(Path(args.out or args.folders[0]))
     page = write_report(runs, out, args.title, verdicts)
+    if args.json:
+        measured = measurement_rows({run.name: run.measurements for run in runs})
+        print_json({"page": str(page), "measurements": measured, "verdicts": [asdict(one) for one in verdicts]})
+        return
     show(*comparison_table(runs), *verdict_tables(verdicts), width=140)
     print(f"written: {page}, {page.with_suffix('.md').name}, {page.with_suffix('.csv').name} and figures/")

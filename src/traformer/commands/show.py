@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
-from traformer.commands.arguments import key_value, options_once, positive_int
+from traformer.commands.arguments import add_json, key_value, options_once, positive_int, print_json
 from traformer.errors import InputError
 from traformer.terminal import say
+
+if TYPE_CHECKING:
+    from traformer.tasks import Batch, Task
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--examples", type=positive_int, default=3, help="how many (default 3)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the examples (default 0)")
     parser.add_argument("--start", type=int, default=0, help="index of the first example (default 0)")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -40,9 +45,23 @@ def main(args: argparse.Namespace) -> None:
         say(notice)
     task = build_task(args.task, options)
     batch = task.examples(seed=args.seed, start=args.start, count=args.examples)
+    if args.json:
+        print_json([example_row(task, batch, row, args.start + row) for row in range(len(batch))])
+        return
     console = Console(highlight=False, soft_wrap=True)
     how = "in green" if console.is_terminal else "in [brackets]"
     print(f"{task.name}: {task.vocab_size} token ids, at most {task.sequence_length} tokens; answers are {how}")
     for row in range(len(batch)):
         line = task.format(batch, row, markup=console.is_terminal)
         console.print(f"{args.start + row}: {line}", markup=console.is_terminal)
+
+
+def example_row(task: Task, batch: Batch, row: int, index: int) -> dict[str, Any]:
+    """An example as JSON: its text, its ids, and the places of the answers among them."""
+    size = int(batch.lengths[row])
+    return {
+        "index": index,
+        "text": task.format(batch, row),
+        "input_ids": batch.input_ids[row, :size].tolist(),
+        "answers": batch.answers[row, :size].nonzero()[:, 0].tolist(),
+    }

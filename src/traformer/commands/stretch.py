@@ -8,7 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traformer.commands.arguments import add_device, add_threads, joined, positive_int
+from traformer.commands.arguments import (
+    add_device,
+    add_json,
+    add_threads,
+    joined,
+    measurement_rows,
+    positive_int,
+    print_json,
+)
 from traformer.commands.watching import ShownWatcher, announce
 
 if TYPE_CHECKING:
@@ -34,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="whose test stream (default: the first run's seed)")
     add_device(parser)
     add_threads(parser)
+    add_json(parser)
     parser.add_argument("--again", action="store_true", help="measure again what the runs' results.json already have")
 
 
@@ -65,9 +74,9 @@ def main(args: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         if stretched(args.runs):
             say("tra: interrupted; this was measured before:")
-            show_measured(folder, args.runs)
+            show_measured(folder, args.runs, args.json)
         raise
-    show_measured(folder, args.runs)
+    show_measured(folder, args.runs, args.json)
 
 
 def stretched(runs: list[str]) -> dict[str, list[Measurement]]:
@@ -78,7 +87,7 @@ def stretched(runs: list[str]) -> dict[str, list[Measurement]]:
     return {run: measured for run, measured in found.items() if measured}
 
 
-def show_measured(folder: Path, runs: list[str]) -> None:
+def show_measured(folder: Path, runs: list[str], as_json: bool) -> None:
     """Print what was measured, and draw it."""
     from traformer.reports.stretch import stretch_table, write_stretch
     from traformer.runs.folder import versions
@@ -86,6 +95,9 @@ def show_measured(folder: Path, runs: list[str]) -> None:
     from traformer.terminal import show
 
     measured = stretched(runs)
-    show(stretch_table(measured), width=170)
     written = write_stretch(measured, make_folder(folder), "tra " + shlex.join(sys.argv[1:]), versions())
+    if as_json:
+        print_json(measurement_rows(measured))
+        return
+    show(stretch_table(measured), width=170)
     print(f"written to {folder}: {', '.join(file.name for file in written)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from traformer.commands.arguments import positive_int
+from traformer.commands.arguments import positive_int, print_json
 from traformer.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local for one on this machine"
     )
     parser.add_argument("--list", action="store_true", help="print the cells' commands and run nothing")
+    parser.add_argument("--json", action="store_true", help="with --list: print JSON, for scripts")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -32,6 +33,11 @@ def main(args: argparse.Namespace) -> int:
     module = find_experiment(args.experiment)
     out = args.out or f"runs/{Path(args.experiment).stem}"
     cells = experiment_cells(module)
+    if args.json and not args.list:
+        raise InputError("--json is for --list; `tra report DIR --json` prints what a sweep measured")
+    if args.list and args.json:
+        print_json([{"name": cell.name, "commands": cell.commands(f"{out}/{cell.name}")} for cell in cells])
+        return 0
     if args.list:
         for cell in cells:
             print("\n".join(cell.commands(f"{out}/{cell.name}")))

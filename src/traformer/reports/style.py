@@ -127,6 +127,7 @@ THEME_STYLE = (
 *{box-sizing:border-box}
 body{margin:0;background:var(--ground);color:var(--ink);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+h1,h2,h3,p,li,figcaption{overflow-wrap:anywhere}
 """
 )
 
