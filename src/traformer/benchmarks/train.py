@@ -309,7 +309,7 @@ def show(rows: Sequence[dict[str, Any]], gate_bias: float) -> None:
             + (f", gate bias {gate_bias:g}" if gate_bias else "")
         )
         table = new_table(title)
-        for heading in ("window", "attention", "kernel", "ms a step", "over RoPE (middle half)", "paper", "peak MB"):
+        for heading in ("window", "attention", "kernel", "ms per step", "over RoPE (middle half)", "paper", "peak MB"):
             table.add_column(heading, justify="left" if heading in ("attention", "kernel") else "right")
         for row in mine:
             paper = PAPER.get(size) if (row["attention"], row["window"]) == ("tra", PAPER_WINDOW) else None
