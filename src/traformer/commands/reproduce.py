@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from traformer.commands.arguments import positive_int
+from traformer.commands.sweep import add_records, run_cells
 from traformer.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="where the runs go (default: runs/reproduce-SCALE)")
     parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads of a cell)")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local")
+    add_records(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,6 +43,8 @@ def main(args: argparse.Namespace) -> int:
         raise unknown_name("table", args.table, (*TABLE_NAMES, "all"))
     if args.ray and args.jobs:
         raise InputError("--jobs is for this machine's processes; on Ray the cluster decides, so leave it out")
+    if args.records and args.scale == "smoke":
+        raise InputError("--records is for results worth keeping; leave it out with --scale smoke")
     out = Path(args.out or f"runs/reproduce-{args.scale}")
     failed = 0
     for name in TABLE_NAMES if args.table == "all" else [args.table]:
@@ -62,12 +66,7 @@ def _run(cells: list, out: Path, args: argparse.Namespace) -> int:
         for cell in cells:
             run_cell(cell, out / cell.name, quiet=True)
         return 0
-    from traformer.sweeps.local import run_sweep
-    from traformer.sweeps.overview import Overview
-    from traformer.sweeps.ray import run_ray_sweep
-
-    with Overview() as view:
-        states = run_ray_sweep(cells, out, args.ray, view) if args.ray else run_sweep(cells, out, args.jobs, view)
+    states = run_cells(cells, out, args.jobs, args.ray, args.records)
     failed = [state for state in states if state.status == "failed"]
     for state in failed:
         print(f"failed: {state.cell.name}: {state.message}")

@@ -23,8 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local for one on this machine"
     )
+    add_records(parser)
     parser.add_argument("--list", action="store_true", help="print the cells' commands and run nothing")
     parser.add_argument("--json", action="store_true", help="with --list: print JSON, for scripts")
+
+
+def add_records(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--records",
+        metavar="FILE",
+        help="take finished cells from this file, and add each one to it: a sweep continues on another machine",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -47,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
             "--jobs is for this machine's processes; on Ray the cluster's resources decide, so leave it out"
         )
     more = getattr(module, "next_cells", None)
-    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None), args.ray, more, module)
+    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None), args.ray, more, module, args.records)
 
 
 def run_and_report(
@@ -58,12 +67,14 @@ def run_and_report(
     ray: str | None = None,
     next_cells: Callable[[Path, list[str]], list[Cell]] | None = None,
     experiment: ModuleType | None = None,
+    records: str | None = None,
 ) -> int:
     """Run the sweep, print its table, write its page; 1 if a cell failed.
 
     `next_cells(out, failed)`: the cells that can run now, where later cells depend on what earlier ones measured (a
     rate is chosen, then the table runs with it). It is asked again until it has none left; `failed` names the cells
     that failed and are not tried again. The hypotheses of `experiment`, if it has any, are printed with their outcomes.
+    `records`: a file of finished cells, which need not run again and to which others are added.
     """
     import time
 
@@ -71,20 +82,17 @@ def run_and_report(
     from traformer.reports.terminal import comparison_table, verdict_tables
     from traformer.reports.verdicts import verdicts_of
     from traformer.reports.write import write_report
-    from traformer.sweeps.local import run_sweep
-    from traformer.sweeps.overview import Overview, duration
-    from traformer.sweeps.ray import run_ray_sweep
+    from traformer.sweeps.overview import duration
     from traformer.terminal import show
 
     started = time.monotonic()
-    with Overview() as view:
-        states: list[CellState] = []
-        failing: list[str] = []
-        while cells := next_cells(Path(out), failing) if next_cells else cells:
-            states += run_ray_sweep(cells, out, ray, view) if ray else run_sweep(cells, out, jobs, view)
-            failing = [state.cell.name for state in states if state.status == "failed"]
-            if not next_cells:
-                break
+    states: list[CellState] = []
+    failing: list[str] = []
+    while cells := next_cells(Path(out), failing) if next_cells else cells:
+        states += run_cells(cells, out, jobs, ray, records)
+        failing = [state.cell.name for state in states if state.status == "failed"]
+        if not next_cells:
+            break
     failed = [state for state in states if state.status == "failed"]
     for state in failed:
         print(f"failed: {state.cell.name}: {state.message}")
@@ -95,3 +103,20 @@ def run_and_report(
         page = write_report(runs, out, title, verdicts)
         print(f"{len(states) - len(failed)} cells in {duration(time.monotonic() - started)}; the page is {page}")
     return 1 if failed else 0
+
+
+def run_cells(
+    cells: list[Cell], out: str | Path, jobs: int | None, ray: str | None, records: str | None
+) -> list[CellState]:
+    """Run the cells that are neither done nor recorded, here or on Ray, and show how they get on."""
+    from traformer.sweeps.local import SweepView, run_sweep
+    from traformer.sweeps.overview import Overview
+    from traformer.sweeps.ray import run_ray_sweep
+    from traformer.sweeps.records import Recording, restore
+
+    with Overview() as overview:
+        view: SweepView = overview
+        if records:
+            view = recording = Recording(records, overview)
+            restore(cells, recording.records, out)
+        return run_ray_sweep(cells, out, ray, view) if ray else run_sweep(cells, out, jobs, view)

@@ -1,0 +1,110 @@
+"""Finished cells as lines of one small file, so that a sweep can be continued elsewhere from what a project has kept.
+
+A record holds a cell's settings, its training losses and everything measured of it, but no weights. `restore` lays such
+cells out as run folders, which the sweep then skips and the report reads; `Recording` adds each cell as it is done.
+A record counts only if its settings are those of the cell, apart from where text is found on a machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from traformer.errors import InputError
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import Measurement
+from traformer.storage import write_atomically
+from traformer.sweeps.cell import Cell, is_done
+from traformer.sweeps.local import CellState, SweepView
+
+Record = dict[str, Any]  # a line of the file, as JSON
+PLACES = ("data", "tokenizer")  # task options that may be paths of one machine
+FIELDS = frozenset({"name", "settings", "losses", "shared", "results"})
+DIGITS = 7  # of a number in a record
+
+
+def settings_of(cell: Cell) -> dict[str, Any]:
+    """What a cell's numbers depend on and what means the same on every machine: its settings that are no defaults."""
+    usual = RunConfig().to_dict()
+    values = {name: value for name, value in cell.config.to_dict().items() if value != usual[name]}
+    values["task_options"] = {name: value for name, value in cell.config.task_options.items() if name not in PLACES}
+    return {"config": values, "lengths": cell.lengths, "examples": cell.examples}
+
+
+def record_of(cell: Cell, folder: RunFolder) -> Record:
+    """A finished cell. Fields that all its measurements share are written once."""
+    rows = [one.to_row() for one in folder.results.read()]
+    for row in rows:
+        row.pop("protocol", None)
+    first = rows[0] if rows else {}
+    shared = {name: value for name, value in first.items() if all(row.get(name) == value for row in rows)}
+    own = [{name: _short(value) for name, value in row.items() if name not in shared} for row in rows]
+    losses = [[row["step"], _short(float(row["loss"]))] for row in folder.read_metrics()]
+    return {"name": cell.name, "settings": settings_of(cell), "losses": losses, "shared": shared, "results": own}
+
+
+def read_records(file: str | Path) -> dict[str, Record]:
+    """By the cells' names; none if there is no file."""
+    file = Path(file)
+    if not file.exists():
+        return {}
+    found: dict[str, Record] = {}
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or not record.keys() >= FIELDS:
+                raise ValueError
+        except ValueError:
+            raise InputError(
+                f"line {number} of {file} is no record of a finished cell; give another --records, or delete the line"
+            ) from None
+        found[record["name"]] = record
+    return found
+
+
+def restore(cells: Sequence[Cell], records: Mapping[str, Record], out: str | Path) -> list[str]:
+    """Make run folders, without weights, of the cells that are recorded and not in `out` yet; returns their names."""
+    restored = []
+    for cell in cells:
+        record = records.get(cell.name)
+        folder = RunFolder(Path(out) / cell.name)
+        if record is None or folder.is_run() or record["settings"] != json.loads(json.dumps(settings_of(cell))):
+            continue
+        folder.write_config(cell.config, {"restored": "from a record of finished cells; its weights were not kept"})
+        lines = [json.dumps({"step": step, "loss": loss}) for step, loss in record["losses"]]
+        write_atomically(folder.metrics_file, "".join(line + "\n" for line in lines))
+        folder.results.write(Measurement.from_row({**record["shared"], **row}) for row in record["results"])
+        restored.append(cell.name)
+    return restored
+
+
+class Recording(SweepView):
+    """Passes on what happens to `view`, and adds every cell that is done to the file."""
+
+    def __init__(self, file: str | Path, view: SweepView) -> None:
+        self.file, self.view = Path(file), view
+        self.records = dict(read_records(self.file))
+
+    def changed(self, state: CellState) -> None:
+        self.view.changed(state)
+        if state.status in ("done", "skipped") and is_done(state.cell, state.folder):
+            self.add(record_of(state.cell, state.folder))
+
+    def tick(self, states: Sequence[CellState]) -> None:
+        self.view.tick(states)
+
+    def add(self, record: Record) -> None:
+        if self.records.get(record["name"]) == json.loads(json.dumps(record)):
+            return
+        self.records[record["name"]] = record
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps(self.records[name], separators=(",", ":")) for name in sorted(self.records)]
+        write_atomically(self.file, "".join(line + "\n" for line in lines))
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.training.tiny import tiny_config
+from traformer.cli import main
+from traformer.errors import InputError
+from traformer.runs.folder import RunFolder
+from traformer.sweeps.cell import Cell, is_done, is_trained
+from traformer.sweeps.local import SweepView, plan, run_sweep
+from traformer.sweeps.records import Recording, read_records, record_of, restore
+
+
+def cell(name="a", **changes):
+    return Cell(name, tiny_config(**changes), "12,24", 6)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A sweep of one cell, with its file of records."""
+    place = tmp_path_factory.mktemp("recorded")
+    run_sweep([cell()], place / "runs", jobs=1, view=Recording(place / "cells.jsonl", SweepView()))
+    return place
+
+
+def test_a_recorded_cell_is_done_elsewhere_with_the_same_numbers(recorded, tmp_path):
+    records = read_records(recorded / "cells.jsonl")
+    assert restore([cell(), cell("b")], records, tmp_path) == ["a"]
+    folder, original = RunFolder(tmp_path / "a"), RunFolder(recorded / "runs" / "a")
+    assert is_done(cell(), folder) and not is_trained(cell(), folder)
+    assert [state.status for state in plan([cell(), cell("b")], tmp_path)] == ["skipped", "waiting"]
+    assert [(row["step"], pytest.approx(row["loss"], rel=1e-6)) for row in original.read_metrics()] == [
+        (row["step"], row["loss"]) for row in folder.read_metrics()
+    ]
+    for one, other in zip(original.results.read(), folder.results.read(), strict=True):
+        assert (one.split, one.length, one.metric, one.counted) == (
+            other.split,
+            other.length,
+            other.metric,
+            other.counted,
+        )
+        assert other.value == pytest.approx(one.value, rel=1e-6)
+    assert record_of(cell(), folder) == records["a"]  # and it can be handed on again
+
+
+def test_other_settings_do_not_count(recorded, tmp_path):
+    records = read_records(recorded / "cells.jsonl")
+    others = [cell(lr=0.5), cell(steps=7), Cell("a", tiny_config(), "12,24", 7), Cell("a", tiny_config(), "12", 6)]
+    for other in others:
+        assert restore([other], records, tmp_path) == []
+    # ... but where a text lies on a machine does
+    text = {"task": "recall", "task_options": {"data": ["/one/place"], "length": 64}}
+    here, there = (cell("t", **{**text, "task_options": {**text["task_options"], "data": [d]}}) for d in ("/a", "/b"))
+    line = {"name": "t", "settings": json.loads(json.dumps(record_of(here, RunFolder(tmp_path / "t"))["settings"]))}
+    assert restore([there], {"t": {**line, "losses": [], "shared": {}, "results": []}}, tmp_path) == ["t"]
+
+
+def test_a_folder_that_is_there_is_left_alone(recorded, tmp_path):
+    restore([cell()], read_records(recorded / "cells.jsonl"), tmp_path)
+    RunFolder(tmp_path / "a").metrics_file.write_text("mine")
+    assert restore([cell()], read_records(recorded / "cells.jsonl"), tmp_path) == []
+    assert RunFolder(tmp_path / "a").metrics_file.read_text() == "mine"
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path):
+    assert read_records(tmp_path / "none.jsonl") == {}
+    for content in ("{", "[]", '{"name": "a"}'):
+        (tmp_path / "bad.jsonl").write_text(content + "\n")
+        with pytest.raises(InputError, match=r"line 1 of .* is no record of a finished cell"):
+            read_records(tmp_path / "bad.jsonl")
+
+
+def test_the_command_takes_and_adds_records(recorded, tmp_path, capsys):
+    experiment = tmp_path / "two.py"
+    experiment.write_text(
+        "from tests.sweeps.test_records import cell\ndef cells():\n    return [cell(), cell('b', seed=3)]\n"
+    )
+    records = tmp_path / "cells.jsonl"
+    records.write_text((recorded / "cells.jsonl").read_text())
+    assert main(["sweep", str(experiment), "--out", str(tmp_path / "runs"), "--records", str(records)]) == 0
+    assert "a: skipped" in capsys.readouterr().err
+    assert set(read_records(records)) == {"a", "b"}
+    assert main(["reproduce", "copy", "--scale", "smoke", "--records", str(records)]) == 2
