@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.reports.made import measurement
-from traformer.experiments import recall_in_text, what_works
+from traformer.experiments import copy_recipe, recall_in_text, what_works
 from traformer.experiments.protocol import (
     FAILS,
     HOLDS,
@@ -16,6 +16,7 @@ from traformer.experiments.protocol import (
     AtLeast,
     Beats,
     Counts,
+    EverySeed,
     Place,
     Protocol,
     Setting,
@@ -139,6 +140,17 @@ def test_at_least(right, outcome):
     assert ("copy at 12" if len(right) == 5 else "a (4 of 5 seeds)") in verdict.numbers
 
 
+@pytest.mark.parametrize(
+    ("right", "outcome"),
+    [((510,) * 5, HOLDS), ((512, 512, 512, 512, 500), FAILS), ((510,) * 4, UNDECIDED), ((400,), FAILS)],
+)
+def test_every_seed(right, outcome):
+    verdict = EverySeed("H", "claim", "a", (PLACE,), 0.99).judge({("a", PLACE): counts(*right)}, 5)
+    assert verdict.outcome == outcome and "copy at 12" in verdict.numbers
+    assert ("of 5 seeds" in verdict.numbers) == (len(right) < 5)
+    assert EverySeed("H", "claim", "a", (PLACE,), 0.99).judge({}, 5).outcome == UNDECIDED
+
+
 def test_beats_needs_every_rival():
     table = {("a", PLACE): counts(*[500] * 5), ("b", PLACE): counts(*[100] * 5), ("c", PLACE): counts(*[490] * 5)}
     assert Beats("H", "claim", "a", ("b",), (PLACE,), 0.1).judge(table, 5).outcome == HOLDS
@@ -192,11 +204,13 @@ def test_summary_as_a_program(tmp_path, capsys):
     assert main([]) == 2
 
 
-@pytest.mark.parametrize("module", [what_works, recall_in_text], ids=lambda module: module.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "module", [what_works, recall_in_text, copy_recipe], ids=lambda module: module.__name__.rpartition(".")[2]
+)
 def test_experiments_are_declared_in_full(module):
     declared = module.PROTOCOL
     assert len(declared.rates) >= 4 and len(declared.seeds) >= 5
-    assert declared.examples >= (512 if module is what_works else 128)  # a sequence of recall has six answers
+    assert declared.examples >= (128 if module is recall_in_text else 512)  # a sequence of recall has four answers
     assert not {0, 1, 2, 3} & set(declared.seeds)  # the seeds that tra_plus was designed with
     known = {(setting, arm.name) for setting, wave in declared.waves for arm in wave}
     for hypothesis in declared.hypotheses:

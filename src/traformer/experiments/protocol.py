@@ -172,6 +172,34 @@ class AtLeast(Hypothesis):
 
 
 @dataclass(frozen=True)
+class EverySeed(Hypothesis):
+    """Each single seed of the arm is right on at least `threshold` of its sequences at every place."""
+
+    name: str
+    claim: str
+    arm: str
+    places: tuple[Place, ...]
+    threshold: float
+
+    def judge(self, table: Table, seeds: int) -> Verdict:
+        outcomes, numbers, missing = [], [], dict[str, int]()
+        for place in self.places:
+            counts = table.get((self.arm, place))
+            there = 0 if counts is None else len(counts.right)
+            if there < seeds:
+                missing[self.arm] = there
+            if counts is None:
+                outcomes.append(UNDECIDED)
+                continue
+            # One seed below the threshold decides; that all are above needs all of them.
+            below = counts.worst < self.threshold
+            outcomes.append(FAILS if below else UNDECIDED if there < seeds else HOLDS)
+            shares = ", ".join(percent(k / n) for k, n in sorted(zip(counts.right, counts.total, strict=True)))
+            numbers.append(f"{place}: {shares}")
+        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers + _not_measured(missing, seeds)))
+
+
+@dataclass(frozen=True)
 class Beats(Hypothesis):
     """The arm is at least `margin` above every rival at every place: so is the lower bound of the difference."""
 
