@@ -202,6 +202,17 @@ def test_summary_as_a_program(tmp_path, capsys):
     assert "not decided" in (tmp_path / "results" / "verdicts.md").read_text()
     assert main(["demo", "x", "y"]) == 2 and "has no PROTOCOL" in capsys.readouterr().err
     assert main([]) == 2
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- what_works -->\nold\n<!-- end -->\nafter <!-- end -->\n")
+    assert main(["what_works", str(tmp_path / "nowhere"), str(tmp_path / "results"), str(page)]) == 0
+    written = page.read_text()
+    assert written.startswith("before\n<!-- what_works -->\n") and written.endswith(
+        "<!-- end -->\nafter <!-- end -->\n"
+    )
+    assert (tmp_path / "results" / "verdicts.md").read_text() in written and "old" not in written
+    page.write_text("nothing to fill")
+    assert main(["what_works", str(tmp_path / "nowhere"), str(tmp_path / "results"), str(page)]) == 2
+    assert "has no lines <!-- what_works -->" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

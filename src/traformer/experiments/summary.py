@@ -1,9 +1,10 @@
 """The small files that a table rests on, from a sweep under a protocol: counts, rates, verdicts and the table itself.
 
-    python -m traformer.experiments.summary what_works runs/what_works results/what_works
+    python -m traformer.experiments.summary what_works runs/what_works results/what_works docs/evidence.md
 
 writes cells.csv (right answers for every arm, seed, split and length), rates.csv (every rate tried, with its loss),
-verdicts.json, and table.md and verdicts.md as the documentation shows them.
+verdicts.json, table.md and verdicts.md; and, if a page is named, puts the last two between its lines
+`<!-- what_works -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,18 @@ def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> No
     write_atomically(folder / "verdicts.json", json.dumps([asdict(v) for v in verdicts], indent=1) + "\n")
     write_atomically(folder / "table.md", markdown_table(protocol, protocol.table(out)))
     write_atomically(folder / "verdicts.md", markdown_verdicts(verdicts))
+
+
+def fill_page(page: str | Path, experiment: str, folder: str | Path) -> None:
+    """Replace what the page has of an experiment by its table and verdicts as they are in `folder`."""
+    page, folder = Path(page), Path(folder)
+    text = page.read_text(encoding="utf-8")
+    before, start, rest = text.partition(f"<!-- {experiment} -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    if not (start and end):
+        raise TraformerError(f"{page} has no lines <!-- {experiment} --> and <!-- end --> to write between")
+    parts = [(folder / name).read_text(encoding="utf-8") for name in ("table.md", "verdicts.md")]
+    write_atomically(page, before + start + "\n".join(parts) + end + after)
 
 
 def markdown_table(protocol: Protocol, table: Table) -> str:
@@ -101,8 +114,8 @@ def _csv(rows: Sequence[Sequence[str]]) -> str:
 def main(argv: list[str]) -> int:
     from traformer.sweeps.find import find_experiment
 
-    if len(argv) != 3:
-        print("usage: python -m traformer.experiments.summary EXPERIMENT SWEEP RESULTS", file=sys.stderr)
+    if len(argv) not in (3, 4):
+        print("usage: python -m traformer.experiments.summary EXPERIMENT SWEEP RESULTS [PAGE]", file=sys.stderr)
         return 2
     try:
         module = find_experiment(argv[0])
@@ -111,6 +124,8 @@ def main(argv: list[str]) -> int:
                 f"experiment {argv[0]} has no PROTOCOL; summaries are for experiments that declare one"
             )
         write_summary(module.PROTOCOL, argv[1], argv[2])
+        if len(argv) == 4:
+            fill_page(argv[3], argv[0], argv[2])
     except TraformerError as error:
         print(f"tra: error: {error}", file=sys.stderr)
         return 2
