@@ -61,17 +61,23 @@ def test_decoding_equals_one_forward(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packing_equals_separate_sequences_gradients_too(name):
-    model, parts = small_model(name), [tokens(n, seed=n) for n in (5, 1, 8)]
-    ends = torch.tensor([0, 5, 6, 14], dtype=torch.int32)
-    packed = model(torch.cat(parts)[None], cu_seqlens=ends, use_cache=False).logits[0]
-    separate = torch.cat([model(part[None], use_cache=False).logits[0] for part in parts])
-    torch.testing.assert_close(packed, separate, **CLOSE)
+    parts, ends = [tokens(n, seed=n) for n in (5, 1, 8)], torch.tensor([0, 5, 6, 14], dtype=torch.int32)
+
+    def run(model):
+        packed = model(torch.cat(parts)[None], cu_seqlens=ends, use_cache=False).logits[0]
+        return packed, torch.cat([model(part[None], use_cache=False).logits[0] for part in parts])
+
+    with torch.no_grad():
+        torch.testing.assert_close(*run(small_model(name)), **CLOSE)
+    # Gradients in float64: a gate's may be a small difference of large sums; float32 rounds it as the processor does.
+    model = small_model(name).double()
+    outputs = run(model)
     parameters = [p for n, p in model.named_parameters() if "position_table.weight" not in n]
-    weights = torch.randn(packed.shape, generator=torch.Generator().manual_seed(3))
-    grads = [torch.autograd.grad((out * weights).sum(), parameters) for out in (packed, separate)]
+    weights = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    grads = [torch.autograd.grad((out * weights).sum(), parameters) for out in outputs]
     for a, b in zip(*grads, strict=True):
         scale = b.abs().max().clamp(min=1e-6)
-        torch.testing.assert_close(a / scale, b / scale, rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(a / scale, b / scale, rtol=1e-6, atol=1e-6)
         assert b.isfinite().all()
 
 
