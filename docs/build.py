@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "build" / "docs" / "source"
 TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 FOLDERS = {
-    "docs": ("*.md", "*.ipynb"),
+    "docs": ("*.md", "*.ipynb", "*.css", "*.js"),
     "results": ("**/*.md", "**/*.png", "**/*.svg", "**/*.csv", "**/*.json", "**/*.html"),
     "examples": ("*",),
 }

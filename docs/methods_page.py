@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import inspect
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from docstrings import readable
 
 if TYPE_CHECKING:
     from traformer.methods import Method
@@ -80,17 +81,7 @@ def _docstring(method: Method) -> str:
     module = import_module(place)
     texts = dict.fromkeys(inspect.cleandoc(found.__doc__ or "") for found in (module, getattr(module, name)))
     paragraphs = dict.fromkeys(paragraph for text in texts for paragraph in text.split("\n\n"))
-    return "\n\n".join(_flowing(paragraph) for paragraph in paragraphs if paragraph != method.summary)
-
-
-def _flowing(paragraph: str) -> str:
-    """A docstring's paragraph as Markdown: text flows, what is indented stays as it is, `Source:` stands out."""
-    lines = paragraph.splitlines()
-    indented = next((number for number, line in enumerate(lines) if line.startswith("    ")), len(lines))
-    text = re.sub(r"([\\`*_{}\[\]<>|#])", r"\\\1", " ".join(lines[:indented]))
-    text = re.sub(r"(?:^| )(Source|Path|Options?|Choices?):", r"\n\n**\1:**", text).strip()
-    kept = "\n".join(lines[indented:])
-    return f"{text}\n\n```text\n{inspect.cleandoc(kept)}\n```" if kept else text
+    return "\n\n".join(readable(paragraph) for paragraph in paragraphs if paragraph != method.summary)
 
 
 # Results ------------------------------------------------------------------------------------------------------------

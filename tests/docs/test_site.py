@@ -19,7 +19,9 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "mkdocs.yml", "results", "examples", "src"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "docs").mkdir()
-    for path in (path for pattern in ("*.md", "*.py", "*.ipynb") for path in (ROOT / "docs").glob(pattern)):
+    for path in (
+        path for pattern in ("*.md", "*.py", "*.ipynb", "*.css", "*.js") for path in (ROOT / "docs").glob(pattern)
+    ):
         (tmp_path / "docs" / path.name).write_bytes(path.read_bytes())
     return tmp_path
 

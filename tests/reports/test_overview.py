@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from traformer.reports.farthest import farthest
 from traformer.reports.overview import headline, main, pictures, read_figures
 
 HEAD = "setting,arm,split,length,seed,right,examples,chance\n"
@@ -31,8 +32,30 @@ def test_the_headline_has_the_family_and_the_best_peers(tmp_path: Path) -> None:
     arms = {"no_removal": [99, 10, 0], "tra": [60, 20, 0], "tra_plus": [100, 99, 80], **PEERS}
     figures = read_figures(cells(tmp_path, arms) / "cells.csv")
     (first,) = headline(figures)
-    assert [series.attention for series in first.series] == ["tra_plus", "tra", "fot", "cope", "alibi", "nope"]
+    assert [series.attention for series in first.series] == ["tra_plus", "tra", "fot", "cope", "alibi", "rope"]
     assert first.edge == 6 and first.series[0].points[2].value == 0.8
+
+
+def test_a_task_without_peers_waits_where_another_has_them(tmp_path: Path) -> None:
+    file = cells(tmp_path, {"tra_plus": [100, 99, 80], "rope": [100, 0, 0]}) / "cells.csv"
+    with open(file, "a", encoding="utf-8") as lines:
+        lines.writelines(
+            f"flip_flop,tra_plus,sparse,{length},{seed},9,10,0.5\n" for length in (6, 12) for seed in (0, 1)
+        )
+    figures = read_figures(file)
+    assert len(figures) == 2 and [figure.task for figure in headline(figures)] == ["copy"]
+
+
+def test_the_demo_far_beyond_training() -> None:
+    """From the committed results: TRA right at every length, RoPE near chance, every point with its count."""
+    figure = farthest(Path(__file__).parents[2] / "results")
+    assert figure is not None and figure.edge == 64
+    tra, rope = figure.series
+    assert [point.value for point in tra.points] == [1.0] * len(tra.points) and tra.points[-1].x == 1 << 20
+    assert rope.points[-1].x == 4096 and rope.points[-1].value == pytest.approx(1 - 114 / 226)
+    assert {point.chance for point in [*tra.points, *rope.points]} == {0.5}
+    assert "RoPE ran out of time at 16,384" in figure.x_label
+    assert farthest(Path("nowhere")) is None
 
 
 def test_without_peers_it_has_the_parts(tmp_path: Path) -> None:

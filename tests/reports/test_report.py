@@ -18,12 +18,12 @@ from tests.reports.made import make_run, measurement
 from traformer.cli import main
 from traformer.commands import train as train_command
 from traformer.errors import RunError
-from traformer.reports.axes import spread
+from traformer.reports.axes import spread, y_axis
 from traformer.reports.collect import collect
 from traformer.reports.figures import figures
 from traformer.reports.markdown import code_block, quote
 from traformer.reports.page import page_styles
-from traformer.reports.svg import BOTTOM, HEIGHT, TOP, figure_svg, standalone
+from traformer.reports.svg import BOTTOM, HEIGHT, TOP, clipped, figure_svg, line_labels, standalone
 from traformer.reports.terminal import comparison_table
 from traformer.reports.write import write_report
 from traformer.runs import metrics
@@ -215,8 +215,38 @@ def test_no_error_in_any_seed_is_drawn_at_the_bound(tmp_path):
         make_run(tmp_path / f"s{seed}", [0.0], metric="error_per_read", seed=seed)
     figure = next(one for one in figures(collect([tmp_path])) if one.metric.name == "error_per_read")
     (point,) = figure.series[0].points
-    assert (point.value, point.high, point.height) == (0.0, 0.1, 0.1)
+    assert (point.value, point.high, figure.height(point)) == (0.0, 0.1, 0.1)
     assert "marker bound" in figure_svg(figure, page_styles([figure]))
+
+
+def test_a_share_of_zero_is_drawn_at_zero(tmp_path):
+    make_run(tmp_path / "a", [1.0, 0.0])
+    (figure,) = [one for one in figures(collect([tmp_path])) if one.metric.name == "exact_match"]
+    point = figure.series[0].points[1]
+    assert point.value == 0.0 and point.high == 0.1 and figure.height(point) == 0.0
+
+
+def test_lines_of_one_method_are_told_apart_by_their_settings(tmp_path):
+    for lr in (0.001, 0.002):
+        make_run(tmp_path / f"lr{lr}", [1.0, 0.5], lr=lr)
+    make_run(tmp_path / "rope", [1.0, 0.5], "rope", lr=0.001)
+    figure = figures(collect([tmp_path]))[0]
+    assert set(line_labels(figure).values()) == {"TRA (lr 0.001)", "TRA (lr 0.002)", "RoPE"}
+    assert len(clipped("x" * 99)) == 26
+
+
+def test_lengths_are_given_as_multiples_of_the_trained_one(tmp_path):
+    make_run(tmp_path / "a", [1.0, 0.5, 0.25])
+    figure = figures(collect([tmp_path]))[0]
+    svg = figure_svg(figure, page_styles([figure]))
+    assert [f">{text}</text>" in svg for text in ("trained", "2×", "4×")] == [True] * 3
+
+
+def test_numbers_beside_a_log_axis_are_round(tmp_path):
+    make_run(tmp_path / "a", [0.173, 0.9], metric="error_per_read")
+    figure = next(one for one in figures(collect([tmp_path])) if one.metric.name == "error_per_read")
+    ticks = y_axis(figure, 0, 100).ticks
+    assert 3 <= len(ticks) <= 6 and all(len(f"{tick:g}".replace("0", "").replace(".", "")) == 1 for tick in ticks)
 
 
 def test_settings_that_differ_make_two_series(tmp_path):
@@ -426,6 +456,7 @@ def test_labels_move_apart_and_stay_inside():
     ordered = sorted(places)
     assert all(b - a >= 15 for a, b in itertools.pairwise(ordered))
     assert min(places) >= 4 and max(places) <= 200
+    assert spread([0.0, 0.0], 15, 4, 200) == [4.0, 19.0]  # beyond the top, too
 
 
 def test_a_report_needs_no_torch(sweep):

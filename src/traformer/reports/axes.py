@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from traformer.reports.figures import Figure
 
 Place = Callable[[float], float]
+TICK_GAP = 30  # between numbers beside the x axis, at least
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,20 @@ class Axis:
 
 
 def x_axis(figure: Figure, left: float, right: float) -> Axis:
-    """Lengths, places and distances on a log scale, steps on a linear one; ticks are at measured places."""
+    """Lengths, places and distances on a log scale, steps on a linear one; ticks are at measured places.
+
+    The farthest place always has a tick, then the trained length, then every place that has room.
+    """
     xs = sorted({point.x for series in figure.series for point in series.points})
     ends = [*xs, figure.edge] if figure.edge else xs
     at = _log(min(ends), max(ends), left, right) if figure.log_x else _linear(0.0, max(ends), left, right)
     if not figure.log_x:
         return Axis(at, _round_numbers(0.0, max(ends), 4))
     chosen: list[float] = []
-    for x in reversed(xs):  # every measured place that has room; the farthest always has
-        if not chosen or at(chosen[-1]) - at(x) >= 30:
+    for x in sorted(xs, key=lambda x: (x != xs[-1], x != figure.edge, -x)):
+        if all(abs(at(other) - at(x)) >= TICK_GAP for other in chosen):
             chosen.append(x)
-    return Axis(at, chosen[::-1])
+    return Axis(at, sorted(chosen))
 
 
 def y_axis(figure: Figure, top: float, bottom: float) -> Axis:
@@ -47,7 +51,7 @@ def _fitted(figure: Figure, top: float, bottom: float) -> Axis:
     if figure.metric.scale == "share":
         return Axis(_linear(0.0, 1.0, bottom, top), [0.0, 0.25, 0.5, 0.75, 1.0])
     points = [point for series in figure.series for point in series.drawn]
-    heights = [point.height or 0.0 for point in points]
+    heights = [figure.height(point) for point in points]
     bands = [end for point in points if point.seeds > 1 for end in (point.low, point.high) if end is not None]
     values = [*heights, *bands]
     if figure.metric.scale == "log" and all(value > 0 for value in heights):
@@ -82,10 +86,12 @@ def _linear(low: float, high: float, start: float, end: float) -> Place:
 
 
 def _log_numbers(low: float, high: float) -> list[float]:
-    """Powers of ten where there are several, else round numbers spread over the axis."""
-    powers = [10.0**power for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
-    if len(powers) >= 3:
-        return powers[:: -(-len(powers) // 6)]
+    """Powers of ten where there are several, else round numbers between them, three to six in all."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):
+        numbers = [digit * 10.0**power for power in powers for digit in digits if low <= digit * 10.0**power <= high]
+        if len(numbers) >= 3:
+            return numbers[:: -(-len(numbers) // 6)]
     wanted = [low * (high / low) ** ((step + 0.5) / 5) for step in range(5)]
     return sorted({float(f"{value:.2g}") for value in wanted if low < float(f"{value:.2g}") < high})
 
@@ -103,7 +109,7 @@ def _round_numbers(low: float, high: float, count: int) -> list[float]:
 def spread(places: Sequence[float], gap: float, top: float, bottom: float) -> list[float]:
     """The places moved apart so that labels do not overlap, in the same order."""
     order = sorted(range(len(places)), key=lambda index: places[index])
-    moved = list(places)
+    moved = [max(top, place) for place in places]
     for before, after in itertools.pairwise(order):
         moved[after] = max(moved[after], moved[before] + gap)
     limit = bottom

@@ -32,11 +32,6 @@ class Point:
     chance: float | None = None
     note: str = ""
 
-    @property
-    def height(self) -> float | None:
-        """Where a log axis has it: where no error was seen, at the upper bound."""
-        return self.high if self.value == 0 and self.high else self.value
-
 
 @dataclass(frozen=True)
 class Series:
@@ -94,6 +89,12 @@ class Figure:
     def places(self) -> list[tuple[float, str]]:
         """Every (x, label) of the figure, in order."""
         return sorted({(point.x, point.label) for series in self.series for point in series.points})
+
+    def height(self, point: Point) -> float:
+        """Where the y axis has a point. A log axis has no 0: where no error was seen, it has the upper bound."""
+        if self.metric.scale == "log" and point.value == 0 and point.high:
+            return point.high
+        return point.value or 0.0
 
     def ranked(self) -> list[Series]:
         """The best first, by the mean beyond the trained range, then within it."""

@@ -2,9 +2,10 @@
 
     python -m traformer.reports.overview results/what_works
 
-writes into the same folder `headline.svg` and `.png`, which README shows (a panel for each task: TRA's family and the
-best peers), and for each task and split a figure of every arm, such as `copy-test.svg` and `.png`. Only arms are drawn
-whose seeds are all there. Give it again when cells.csv has changed; a test compares the files with it.
+writes into the same folder `headline.svg` and `.png`, which README shows (the demo's runs far beyond training, then a
+panel for each task in which peers were measured: TRA's family and the best peers), and for each task and split a figure
+of every arm, such as `copy-test.svg` and `.png`. Only arms whose seeds are all there are drawn. Run it again when
+cells.csv has changed; a test compares the files with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from traformer.errors import InputError, TraformerError
 from traformer.methods import EQUAL_RECIPE, EXTENSION, METHODS, PEER, SKYLINE, TRA, label_of
 from traformer.reports.collect import unit_of
+from traformer.reports.farthest import farthest
 from traformer.reports.figures import Figure, Point, Series, labels_of
 from traformer.reports.svg import figure_svg, grid_svg, standalone
 from traformer.runs.metrics import METRICS
@@ -25,9 +27,11 @@ from traformer.storage import write_atomically
 
 CELLS = "cells.csv"
 COLUMNS = ("setting", "arm", "split", "length", "seed", "right", "examples", "chance")
-BEST_PEERS = 4  # in the headline
+BEST_PEERS = 3  # in the headline, and beside them
+USUAL = "rope"  # what most models have
 # Of a task with several splits, the one in the headline: what is to be remembered is farthest away there.
 _HEADLINE_SPLITS = ("test", "sparse")
+_PEERS = (PEER, EQUAL_RECIPE, SKYLINE)
 
 
 def read_figures(file: Path) -> list[Figure]:
@@ -79,31 +83,44 @@ def _point(length: int, same: Sequence[Mapping[str, str]]) -> Point:
 
 
 def headline(figures: Sequence[Figure]) -> list[Figure]:
-    """A figure for each task: TRA's family and the best peers, by accuracy beyond the trained length."""
-    return [_chosen(figure) for figure in figures if figure.split in _HEADLINE_SPLITS]
+    """A figure for each task with peers: TRA's family and the best of them, by accuracy beyond the trained length."""
+    candidates = [figure for figure in figures if figure.split in _HEADLINE_SPLITS]
+    compared = [figure for figure in candidates if any(_kind(series) in _PEERS for series in figure.series)]
+    return [_chosen(figure) for figure in compared or candidates]
 
 
 def _chosen(figure: Figure) -> Figure:
     ranked = figure.ranked()
     family = [series for series in ranked if _kind(series) in (TRA, EXTENSION)]
-    peers = [series for series in ranked if _kind(series) in (PEER, EQUAL_RECIPE, SKYLINE)]
+    peers = [series for series in ranked if _kind(series) in _PEERS]
+    peers = [*peers[:BEST_PEERS], *(series for series in peers[BEST_PEERS:] if series.attention == USUAL)]
     # Until peers have run there are only the recipe's own parts to compare with.
-    shown = [*family, *peers[:BEST_PEERS]] if peers else ranked[: BEST_PEERS + 2]
-    return replace(figure, series=shown)
+    shown = [*family, *peers] if peers else ranked[: BEST_PEERS + 2]
+    seeds = min(series.seeds for series in shown)
+    return replace(figure, series=shown, x_label=f"{figure.x_label}; {seeds} seeds, worst to best shaded")
 
 
 def _kind(series: Series) -> str:
     return METHODS[series.attention].kind if series.attention in METHODS else ""
 
 
+def _names(figures: Sequence[Figure]) -> str:
+    """What the names in the figures stand for, where they do not say it themselves."""
+    series = [one for figure in figures for one in figure.series]
+    recipe = next((one.label for one in series if _kind(one) == EXTENSION), None)
+    equal = [one.label for one in series if _kind(one) == EQUAL_RECIPE]
+    told = [f"{recipe}: this project's recipe around TRA"] if recipe else []
+    told += [f"{', '.join(dict.fromkeys(equal))}: peers given the same recipe"] if equal else []
+    return "; ".join(told)
+
+
 def pictures(folder: Path) -> dict[str, str]:
     """{name of a file without its suffix: SVG}."""
     figures = read_figures(folder / CELLS)
-    first = headline(figures)
-    seeds = max(series.seeds for figure in first for series in figure.series)
-    heading = f"Exact match beyond the trained length: mean of {seeds} seeds, worst to best shaded"
+    far = farthest(folder.parent)
+    first = [*([far] if far else []), *headline(figures)]
     styles = {label: number for number, label in enumerate(labels_of(first))}
-    drawn = {"headline": grid_svg(first, styles, heading, columns=2)}
+    drawn = {"headline": grid_svg(first, styles, "Trained short, tested long", footer=_names(first), columns=2)}
     for figure in figures:
         own = {label: number for number, label in enumerate(labels_of([figure]))}
         drawn[f"{figure.task}-{figure.split}"] = figure_svg(figure, own)

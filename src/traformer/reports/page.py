@@ -105,7 +105,10 @@ def _figure(figure: Figure, styles: Mapping[str, int], file: str | None) -> str:
         )
         links = f'<span class="downloads">{anchors}</span>'
     caption = f"<figcaption><span>{escape(figure.metric.summary)}</span>{links}</figcaption>"
-    return f"<figure{wide}>{figure_svg(figure, styles)}{caption}</figure>"
+    plot = figure_svg(figure, styles)
+    if figure.is_many:  # too wide for a phone
+        plot = f'<div class="scroll" role="group" tabindex="0" aria-label="{escape(figure.title)}">{plot}</div>'
+    return f"<figure{wide}>{plot}{caption}</figure>"
 
 
 def heading(section: str, task: str) -> str:
@@ -138,9 +141,11 @@ def verdicts_section(verdicts: Sequence[Verdict]) -> str:
         f"<td>{escape(one.numbers)}</td></tr>"
         for one in verdicts
     )
-    head = "<tr><th>hypothesis</th><th>statement</th><th>outcome</th><th>numbers</th></tr>"
-    table = f'<table class="verdicts"><thead>{head}</thead><tbody>{rows}</tbody></table>'
-    return f'<section><h2>Hypotheses</h2><div class="scroll">{table}</div></section>'
+    names = ("hypothesis", "statement", "outcome", "numbers")
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    table = f'<table class="verdicts"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    scroll = f'<div class="scroll" role="group" tabindex="0" aria-label="Hypotheses">{table}</div>'
+    return f"<section><h2>Hypotheses</h2>{scroll}</section>"
 
 
 def commands_section(runs: Sequence[Run]) -> str:

@@ -79,7 +79,7 @@ SHAPE_LOOKS = {
     "chance": Look(stroke="soft", width=1.6, dash=(1, 4), round_ends=True),
     "others": Look(stroke="rule"),
     "line": Look(stroke="own", width=2.4, round_ends=True),
-    "band": Look(fill="own", opacity=0.16),
+    "band": Look(fill="own", opacity=0.13),
     "interval": Look(stroke="own", width=5, opacity=0.28, round_ends=True),
     "marker": Look(fill="own", stroke="ground", width=1.2),
     "open": Look(stroke="own", width=2.2),
@@ -151,15 +151,22 @@ figcaption{font-size:.85rem;color:var(--soft);margin:4px 2px 0;display:flex;flex
 .downloads{white-space:nowrap}
 .downloads a{margin-right:10px}
 .plot{width:100%;height:auto;background:var(--ground);border:1px solid var(--rule);border-radius:8px;padding:6px}
-.plots>figure:only-child:not(.wide){grid-column:1/-1;max-width:680px}
+.plots>figure:only-child:not(.wide){grid-column:1/-1;max-width:520px}
+.series>g:hover .marker{stroke:var(--ink)}
+.series:hover>.line{stroke-width:3.6}
 details{margin:10px 0}
 summary{cursor:pointer;font-weight:600}
 .scroll{overflow-x:auto}
+.wide .plot{min-width:840px}
+a:focus-visible,summary:focus-visible,.scroll:focus-visible{outline:3px solid var(--link);outline-offset:2px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.93rem;min-width:420px;margin:0 0 14px}
 caption{text-align:left;font-weight:600;padding:6px 0 2px}
 th,td{padding:4px 14px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
 th{font-weight:650}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--ground)}
+.beyond-row td:first-child{background:var(--beyond)}
+tbody tr:hover td{border-bottom-color:var(--soft)}
 .beyond-row{background:var(--beyond)}
 td.share{background:linear-gradient(var(--bar),var(--bar)) no-repeat 0 0/var(--share) 100%;background-clip:padding-box;
 border-left:8px solid transparent;min-width:150px}
@@ -171,7 +178,9 @@ small{color:var(--soft)}
 pre{background:var(--wash);border:1px solid var(--rule);border-radius:6px;padding:10px 12px;margin:4px 0 0;
 overflow-x:auto;font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;white-space:pre-wrap;
 overflow-wrap:anywhere}
-@media print{.plot,pre{break-inside:avoid}}
+@media (max-width:600px){main{padding:20px 14px 48px}th,td{padding:4px 8px}}
+@media print{main{max-width:none;padding:0}figure,pre,tr{break-inside:avoid}h2,h3,caption{break-after:avoid}
+.downloads{display:none}}
 """
     + PLOT_STYLE
 )

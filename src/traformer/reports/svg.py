@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from traformer.evaluation.table import factor_text
 from traformer.reports.axes import Axis, spread, x_axis, y_axis
 from traformer.reports.figures import Figure, Point, Series
 from traformer.reports.style import DARK_THEME, LIGHT_THEME, PLOT_STYLE, dash, family_style, marker, variables
 
-WIDTH, HEIGHT = 420, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 62, 48, 46
+WIDTH, HEIGHT = 420, 312
+LEFT, RIGHT, TOP, BOTTOM = 52, 62, 48, 58
 LABEL_GAP, LETTER = 13, 8.2  # from a line's end to its label; width of a letter there
 MARGIN = 8  # of the plotting area beyond the longest length
 # Of one panel where each of many methods has its own.
@@ -31,15 +33,17 @@ def standalone(svg: str, follow_reader: bool = False) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{first} xmlns="http://www.w3.org/2000/svg">{head}{rest}\n'
 
 
-def grid_svg(figures: Sequence[Figure], styles: Mapping[str, int], heading: str = "", columns: int = 3) -> str:
-    """Several figures side by side in one picture."""
+def grid_svg(
+    figures: Sequence[Figure], styles: Mapping[str, int], heading: str = "", columns: int = 3, footer: str = ""
+) -> str:
+    """Several figures side by side in one picture, with a line of text above and one below."""
     shown = [figure for figure in figures if any(series.drawn for series in figure.series)]
     widest = max((_width(figure) for figure in shown), default=WIDTH)
     top = 36 if heading else 0
     columns = max(1, min(columns, len(shown)))
     width = max(columns * widest, 24 + round(len(heading) * 8.4))
-    height = top + -(-len(shown) // columns) * HEIGHT
-    words = " ".join(filter(None, [heading, *map(describe, shown)]))
+    height = top + -(-len(shown) // columns) * HEIGHT + (26 if footer else 0)
+    words = " ".join(filter(None, [heading, *map(describe, shown), footer]))
     parts = [f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}">']
     if heading:
         parts.append(f'<text class="plot-title" x="12" y="24">{escape(heading)}</text>')
@@ -47,6 +51,8 @@ def grid_svg(figures: Sequence[Figure], styles: Mapping[str, int], heading: str 
         left, down = place % columns * widest, top + place // columns * HEIGHT
         inside = _plot(figure, styles).split(">", 1)[1].removesuffix("</svg>")
         parts.append(f'<g transform="translate({left},{down})">{inside}</g>')
+    if footer:
+        parts.append(f'<text class="note" x="12" y="{height - 10}">{escape(footer)}</text>')
     return "\n".join([*parts, "</svg>"])
 
 
@@ -59,6 +65,7 @@ def _plot(figure: Figure, styles: Mapping[str, int]) -> str:
         f'<text class="plot-title" x="{LEFT}" y="20">{escape(figure.title)}</text>',
         *_beyond(figure, x, edge, TOP, bottom),
         *_grid(figure, x, y, LEFT, edge, bottom),
+        *_factors(figure, x, bottom),
         f'<text class="axis-title" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">'
         f"{escape(axis_title(figure))}</text>",
     ]
@@ -69,20 +76,23 @@ def _plot(figure: Figure, styles: Mapping[str, int]) -> str:
             parts.append(f'<text class="note" x="{trained + 5:.1f}" y="{TOP - 6}">never trained on →</text>')
     parts += _chance(figure, x, y)
     shown = [series for series in figure.series if series.drawn]
-    for series, label_y in zip(shown, _label_places(shown, y, bottom), strict=True):
+    for series in shown:  # all of them behind all lines
+        parts += _spread_of(figure, series, styles[series.label], x, y)
+    names = line_labels(figure)
+    for series, label_y in zip(shown, _label_places(figure, shown, y, bottom), strict=True):
         parts += _series(figure, series, styles[series.label], x, y)
         place = f'x="{x.at(series.drawn[-1].x) + LABEL_GAP:.1f}" y="{label_y + 4:.1f}"'
-        parts.append(f'<text class="label" {place}>{escape(_short(series.label))}</text></g>')
+        parts.append(f'<text class="label" {place}>{escape(names[series.label])}</text></g>')
     parts.append("</svg>")
     return "\n".join(parts)
 
 
-def _label_places(shown: Sequence[Series], y: Axis, bottom: float) -> list[float]:
+def _label_places(figure: Figure, shown: Sequence[Series], y: Axis, bottom: float) -> list[float]:
     """Where the labels of lines go: at their ends, moved apart where lines end at the same place."""
     places = [0.0] * len(shown)
     for end in {series.drawn[-1].x for series in shown}:
         here = [number for number, series in enumerate(shown) if series.drawn[-1].x == end]
-        heights = [y.at(shown[number].drawn[-1].height or 0.0) for number in here]
+        heights = [y.at(figure.height(shown[number].drawn[-1])) for number in here]
         for number, place in zip(here, spread(heights, 15, TOP + 4, bottom), strict=True):
             places[number] = place
     return places
@@ -99,12 +109,14 @@ def _panels(figure: Figure) -> str:
     ]
     x = x_axis(figure, SMALL_LEFT + 8, SMALL_WIDTH - SMALL_RIGHT - 6)
     y = y_axis(figure, SMALL_TOP, SMALL_HEIGHT - SMALL_BOTTOM)
-    ends = Axis(x.at, [x.ticks[0], x.ticks[-1]] if len(x.ticks) > 1 else x.ticks)
+    places = [place for place, _ in figure.places]
+    first = figure.edge if figure.edge in places else places[0]
+    ends = Axis(x.at, sorted({first, places[-1]}) if figure.log_x else [x.ticks[0], x.ticks[-1]])
     sides = Axis(y.at, [y.ticks[0], y.ticks[-1]] if len(y.ticks) > 1 else y.ticks)
     bottom, edge = SMALL_HEIGHT - SMALL_BOTTOM, SMALL_WIDTH - SMALL_RIGHT
     # Every panel has the same background, so it is written once.
     background = f"all-{figure.name}"
-    lines = "".join(f'<polyline class="others" points="{_line(series.drawn, x, y)}"/>' for series in ranked)
+    lines = "".join(f'<polyline class="others" points="{_line(figure, series, x, y)}"/>' for series in ranked)
     parts.append(f'<defs><g id="{background}">{lines}</g></defs>')
     for place, series in enumerate(ranked):
         left, top = place % SMALL_COLUMNS * SMALL_WIDTH, 34 + place // SMALL_COLUMNS * SMALL_HEIGHT
@@ -118,11 +130,13 @@ def _panels(figure: Figure) -> str:
                 f'<line class="trained" x1="{trained:.1f}" x2="{trained:.1f}" y1="{SMALL_TOP}" y2="{bottom}"/>'
             )
         parts += _chance(figure, x, y, named=False)
-        parts += [*_series(figure, series, family_style(series.attention), x, y, radius=2.8, dashed=False), "</g>"]
-        parts.append(f'<text x="{SMALL_LEFT}" y="{SMALL_TOP - 8}">{escape(series.label[:26])}</text></g>')
+        style = family_style(series.attention)
+        parts += _spread_of(figure, series, style, x, y)
+        parts += [*_series(figure, series, style, x, y, radius=2.8, dashed=False), "</g>"]
+        parts.append(f'<text x="{SMALL_LEFT}" y="{SMALL_TOP - 8}">{escape(clipped(series.label))}</text></g>')
     parts.append(
-        f'<text class="axis-title" x="8" y="{height - 7}">{escape(axis_title(figure))}; in grey all methods; '
-        "in blue TRA's family; the best first</text></svg>"
+        f'<text class="axis-title" x="8" y="{height - 7}">{escape(axis_title(figure))}; the best first; '
+        "blue: TRA's family, orange: others, grey: all methods</text></svg>"
     )
     return "\n".join(parts)
 
@@ -164,6 +178,17 @@ def _grid(figure: Figure, x: Axis, y: Axis, left: float, right: float, bottom: f
     return parts
 
 
+def _factors(figure: Figure, x: Axis, bottom: float) -> list[str]:
+    """Below the lengths: how many times the trained one they are."""
+    if figure.edge is None or figure.metric.along != "length":
+        return []
+    texts = {value: "trained" if value == figure.edge else f"{factor_text(value / figure.edge)}×" for value in x.ticks}
+    return [
+        f'<text class="tick" x="{x.at(value):.1f}" y="{bottom + 30}" text-anchor="middle">{text}</text>'
+        for value, text in texts.items()
+    ]
+
+
 def tick_text(figure: Figure, value: float) -> str:
     """A number beside the y axis."""
     if figure.metric.format == "percent":
@@ -174,8 +199,8 @@ def tick_text(figure: Figure, value: float) -> str:
 
 
 def length_text(length: float) -> str:
-    """1024 -> 1,024; 65536 -> 64k, 1048576 -> 1m."""
-    for unit, letter in ((1 << 20, "m"), (1 << 10, "k")):
+    """1024 -> 1,024; 65536 -> 64k, 1048576 -> 1M."""
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
         if length >= max(unit, 10_000) and length % unit == 0:
             return f"{length / unit:.0f}{letter}"
     return f"{length:,.0f}"
@@ -196,52 +221,63 @@ def _chance(figure: Figure, x: Axis, y: Axis, named: bool = True) -> list[str]:
     return parts
 
 
-def _line(points: Sequence[Point], x: Axis, y: Axis) -> str:
-    return " ".join(f"{x.at(point.x):.1f},{y.at(point.height or 0.0):.1f}" for point in points)
+def _line(figure: Figure, series: Series, x: Axis, y: Axis) -> str:
+    return " ".join(f"{x.at(point.x):.1f},{y.at(figure.height(point)):.1f}" for point in series.drawn)
 
 
 def _series(
     figure: Figure, series: Series, style: int, x: Axis, y: Axis, radius: float = 4.2, dashed: bool = True
 ) -> list[str]:
-    """Band or intervals, line and markers; the group is left open for a label."""
+    """Line and markers; the group is left open for a label."""
     points = series.drawn
-    parts = [f'<g class="series s{style % 6}">', *_spread_of(points, figure, x, y)]
+    parts = [f'<g class="series s{style % 6}">']
     strokes = " ".join(f"{length:g}" for length in dash(style)) if dashed else ""
     drawn_dash = f' stroke-dasharray="{strokes}"' if strokes else ""
-    parts.append(f'<polyline class="line" points="{_line(points, x, y)}"{drawn_dash}/>')
+    parts.append(f'<polyline class="line" points="{_line(figure, series, x, y)}"{drawn_dash}/>')
     if len(points) > 40:  # a curve: markers would hide it
         return parts
     for point in points:
         kind = "bound" if point.value == 0 and figure.metric.scale == "log" else ""
-        mark = marker_svg(style, x.at(point.x), y.at(point.height or 0.0), radius, kind)
+        mark = marker_svg(style, x.at(point.x), y.at(figure.height(point)), radius, kind)
         parts.append(f"<g>{mark}<title>{escape(point_text(figure, series, point))}</title></g>")
     return parts
 
 
-def _spread_of(points: Sequence[Point], figure: Figure, x: Axis, y: Axis) -> list[str]:
+def _spread_of(figure: Figure, series: Series, style: int, x: Axis, y: Axis) -> list[str]:
     """Several seeds: a band from the worst to the best. One: the interval of its examples at each point."""
-    ends = [(p, p.low, p.high) for p in points if p.low is not None and p.high is not None]
+    ends = [(p, p.low, p.high) for p in series.drawn if p.low is not None and p.high is not None]
     if figure.metric.scale == "log":
         ends = [(p, low, high) for p, low, high in ends if p.seeds > 1 and high > 0]
     if len(ends) > 1 and all(p.seeds > 1 for p, _, _ in ends):
         there = " ".join(f"{x.at(p.x):.1f},{y.at(high):.1f}" for p, _, high in ends)
         back = " ".join(f"{x.at(p.x):.1f},{y.at(low):.1f}" for p, low, _ in reversed(ends))
-        return [f'<polygon class="band" points="{there} {back}"/>']
-    return [
-        f'<line class="interval" x1="{x.at(p.x):.1f}" x2="{x.at(p.x):.1f}" y1="{y.at(low):.1f}" y2="{y.at(high):.1f}"/>'
-        for p, low, high in ends
-    ]
+        shapes = [f'<polygon class="band" points="{there} {back}"/>']
+    else:
+        shapes = [
+            f'<line class="interval" x1="{x.at(p.x):.1f}" x2="{x.at(p.x):.1f}"'
+            f' y1="{y.at(low):.1f}" y2="{y.at(high):.1f}"/>'
+            for p, low, high in ends
+        ]
+    return [f'<g class="series s{style % 6}">', *shapes, "</g>"] if shapes else []
 
 
 def _width(figure: Figure) -> int:
     """Of the whole picture: wider where a label at a line's end, or the title, needs the room."""
-    longest = max((len(_short(series.label)) for series in figure.series), default=0)
+    longest = max(map(len, line_labels(figure).values()), default=0)
     labels = WIDTH + max(0, round(longest * LETTER) + LABEL_GAP - RIGHT)
     return max(labels, LEFT + round(len(figure.title) * 7.4))
 
 
-def _short(label: str) -> str:
-    return label if len(label) <= 9 else label.split(" (")[0]
+def line_labels(figure: Figure) -> dict[str, str]:
+    """What is written at each line's end: the method's name, and its settings where two lines have the same name."""
+    names = {series.label: series.label.split(" (")[0] for series in figure.series}
+    counts = Counter(names.values())
+    return {label: clipped(name if counts[name] == 1 else label) for label, name in names.items()}
+
+
+def clipped(label: str, most: int = 26) -> str:
+    """A label of at most so many letters."""
+    return label if len(label) <= most else f"{label[: most - 1]}…"
 
 
 def marker_svg(style: int, x: float, y: float, r: float = 4.2, kind: str = "") -> str:

@@ -103,14 +103,15 @@ def cell(metric: Metric, point: Point | None) -> Cell:
 
 
 def html_table(table: Table) -> str:
-    head = "".join(f"<th>{escape(text)}</th>" for text in table.header)
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in table.header)
     rows = []
     for cells, beyond in zip(table.rows, table.beyond, strict=True):
         opening = '<tr class="beyond-row">' if beyond else "<tr>"
         rows.append(f"{opening}{''.join(map(_html_cell, cells))}</tr>")
-    caption = f"<caption>{escape(table.caption)}</caption>"
+    name = escape(table.caption[0].upper() + table.caption[1:])
+    caption = f"<caption>{name}</caption>"
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return f'<div class="scroll"><table>{caption}{body}</table></div>'
+    return f'<div class="scroll" role="group" tabindex="0" aria-label="{name}"><table>{caption}{body}</table></div>'
 
 
 def _html_cell(cell: Cell) -> str:

@@ -164,7 +164,7 @@ _ALL = (
         section="inside", format="share", scale="share", headline=False, of_head="reading",
     ),
     Metric(
-        "training_loss", "training loss", "Mean since the line before, in nats per answer token.",
+        "training_loss", "training loss", "Mean since the last logged step, in nats per answer token.",
         section="training", scale="log", better="lower", along="step",
     ),
     Metric(
