@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 from traformer.errors import InputError, unknown_name
+from traformer.types import JsonObject, Options
 
-Options = Mapping[str, Any]
 # How a method is computed: by TRA's fused operator, by torch's fused attention, in plain torch, or step by step.
 OPERATOR, TORCH, EAGER, RECURRENCE = "operator", "torch", "eager", "recurrence"
 # What a name is for: TRA itself, another method, TRA with parts exchanged or added, a peer with other options.
@@ -28,6 +28,18 @@ class Option(NamedTuple):
 
     default: Any
     help: str
+
+
+class Abilities(TypedDict, total=False):
+    """The fields of a Method that may depend on its options."""
+
+    path: str
+    reads_all_keys: bool
+    writes_square: bool
+    map_floats: int
+    pair_floats: int
+    keys_carry_position: bool
+    gate: str | None
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,8 @@ class Method:
     keys_carry_position: bool = False  # a cached key depends on its place, so caches cannot be cut and joined
     gate: str | None = None  # the Linear whose logsigmoid is a decay per head; None: there is none
     has_weights: bool = True  # it weighs keys, so `output_attentions` and conversion make sense
-    # Given all options, the abilities (fields above) that depend on them.
-    abilities: Callable[[Options], dict[str, Any]] | None = field(default=None, repr=False, compare=False)
+    # Given all options, the abilities that depend on them.
+    abilities: Callable[[Options], Abilities] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention", self.attention or self.name)
@@ -64,7 +76,7 @@ class Method:
                 object.__setattr__(self, name, value)
 
     @property
-    def all_options(self) -> dict[str, Any]:
+    def all_options(self) -> JsonObject:
         """Every option with its value, defaults included."""
         return {name: option.default for name, option in self.option_table.items()} | dict(self.options)
 
@@ -160,7 +172,20 @@ def _options_by_place(names: Sequence[str], options: Options | Sequence[Options]
     return [options.get(name, {}) for name in names]
 
 
-def stack_of(config: Any) -> list[Method]:
+class StackConfig(Protocol):
+    """What the catalogue reads of a model's configuration: ours, or that of a converted model."""
+
+    @property
+    def attention(self) -> str | list[str]: ...
+    @property
+    def attention_options(self) -> JsonObject | list[JsonObject]: ...
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def qk_norm(self) -> bool | list[bool] | None: ...
+
+
+def stack_of(config: StackConfig) -> list[Method]:
     """The methods of a model's layers, QK-norm included, from its configuration."""
     methods = resolve_stack(config.attention, config.attention_options, config.num_hidden_layers)
     norms = config.qk_norm if isinstance(config.qk_norm, list) else [config.qk_norm] * len(methods)
@@ -170,7 +195,7 @@ def stack_of(config: Any) -> list[Method]:
     ]
 
 
-def store_stack(config: Any) -> None:
+def store_stack(config: Any) -> None:  # a StackConfig that can be written to
     """Write what the configured names stand for into a model's configuration: one value, or a list of one per layer."""
     stack = stack_of(config)
     alike = all(method.is_same(stack[0]) and method.qk_norm == stack[0].qk_norm for method in stack)
@@ -225,7 +250,7 @@ _TRA_VARIANT = {
 }
 
 
-def _variant_abilities(options: Options) -> dict[str, Any]:
+def _variant_abilities(options: Options) -> Abilities:
     """TRA's variants: the operator serves contextual or no distance with removal, the rest is eager."""
     served = options["distance"] in ("contextual", "none") and options["removal"]
     gated = options["distance"] in ("contextual", "forgetting") and options["decay"] == "gate"
@@ -238,20 +263,20 @@ def _variant_abilities(options: Options) -> dict[str, Any]:
     }
 
 
-def _softmax_abilities(options: Options) -> dict[str, Any]:
+def _softmax_abilities(options: Options) -> Abilities:
     """Softmax methods: a window is read alone, whatever the length."""
     return {"reads_all_keys": options["sliding_window"] is None}
 
 
-def _fire_abilities(options: Options) -> dict[str, Any]:
+def _fire_abilities(options: Options) -> Abilities:
     return {**_softmax_abilities(options), "pair_floats": 2 * options["hidden"]}  # the MLP's hidden layer, twice
 
 
-def _rotary_abilities(options: Options) -> dict[str, Any]:
+def _rotary_abilities(options: Options) -> Abilities:
     return {**_softmax_abilities(options), "keys_carry_position": options["position"] == "rope"}
 
 
-def _forgetting_abilities(options: Options) -> dict[str, Any]:
+def _forgetting_abilities(options: Options) -> Abilities:
     """Gates prune far keys, where every head sees its own key."""
     pruned = options["tolerance"] > 0 and options["exclude_self"] is False
     return {"reads_all_keys": options["sliding_window"] is None and not pruned}
@@ -505,8 +530,8 @@ _name(
     straight_through=True, exclude_self="half", gate_bias="halves", temperature=True,
 )  # fmt: skip
 
-_RECIPE: dict[str, Any] = dict(METHODS["tra_plus"].options)
-_LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+_RECIPE = METHODS["tra_plus"].options
+_LEFT_OUT: dict[str, tuple[str, Options]] = {
     "tra_plus_no_removal": (
         "tra_plus without removal: same heads, gates and temperature, all keys in the softmax",
         {"removal": False, "straight_through": False},  # nothing is removed, so there is no gradient to stand in
@@ -519,7 +544,7 @@ _LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
 for _left_out, (_summary, _changes) in _LEFT_OUT.items():
     _name(LEFT_OUT, _left_out, "tra_variant", _summary, **{**_RECIPE, **_changes})
 
-_HEADS: dict[str, Any] = {"exclude_self": "half", "temperature": True}
+_HEADS: Options = {"exclude_self": "half", "temperature": True}
 _name(
     EQUAL_RECIPE, "rope_equal", "rope",
     "RoPE with tra_plus's recipe: own key excluded in half of the heads, temperature", **_HEADS,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from traformer.types import JsonObject
 
 # Sizes after Turc et al. 2019: layers, heads, width.
 _SIZES = {"tiny": (2, 2, 128), "mini": (4, 4, 256), "small": (4, 8, 512), "medium": (8, 8, 512)}
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, JsonObject] = {
     name: {
         "num_hidden_layers": layers,
         "num_attention_heads": heads,

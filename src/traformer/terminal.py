@@ -67,7 +67,7 @@ class ProgressBar:
 
     def __init__(self, *details: str, quiet: bool = False, console: Console | None = None) -> None:
         """`details` are templates of rich, such as "loss {task.fields[loss]}", shown between bar and time left."""
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
         self.quiet = quiet
         console = console or stderr_console()
@@ -80,7 +80,7 @@ class ProgressBar:
             console=console,
             disable=not self.is_live,
         )
-        self._row: Any = None
+        self._row = TaskID(0)
 
     def __enter__(self) -> ProgressBar:
         self._bar.start()

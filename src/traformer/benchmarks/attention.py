@@ -26,10 +26,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError, unknown_name
+from traformer.types import JsonObject
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 METHODS = ("tra", "tra_full", "sdpa", "alibi", "flex", "eager", "compiled")
 DECAYS = ("init", "long", "run")
@@ -107,7 +112,7 @@ def main(args: argparse.Namespace) -> int:
         raise InputError("--memory measures processes on the CPU; leave it out with --device cuda")
     about = describe_machine(args.head_size) | describe_device(device) | {"clock": args.clock, "dtype": args.dtype}
     print(machine_line(about))
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for length in args.lengths:
         batch, heads = SHAPES.get(length, (1, 2) if length <= 32768 else (1, 1))
         for decay in args.decays:
@@ -137,7 +142,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe_machine(head_size: int) -> dict[str, Any]:
+def describe_machine(head_size: int) -> JsonObject:
     """What ran: processor, versions, threads, instruction sets, and which of torch's CPU kernels answers for SDPA."""
     import torch
     from torch.nn.attention import SDPBackend
@@ -158,7 +163,7 @@ def describe_machine(head_size: int) -> dict[str, Any]:
     }
 
 
-def benchmark_device(name: str) -> Any:
+def benchmark_device(name: str) -> torch.device:
     """The device of this name, where torch has it."""
     import torch
 
@@ -169,7 +174,7 @@ def benchmark_device(name: str) -> Any:
     return torch.device(name)
 
 
-def describe_device(device: Any) -> dict[str, Any]:
+def describe_device(device: torch.device) -> JsonObject:
     """Name, memory and compiler of a GPU; nothing for the CPU."""
     import torch
 
@@ -185,7 +190,7 @@ def describe_device(device: Any) -> dict[str, Any]:
     }
 
 
-def clock_of(clock: str, device: Any) -> Callable[[], float]:
+def clock_of(clock: str, device: torch.device) -> Callable[[], float]:
     """Seconds; on a GPU once everything before has finished."""
     import torch
 
@@ -209,11 +214,11 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def machine_line(about: dict[str, Any]) -> str:
+def machine_line(about: JsonObject) -> str:
     return "; ".join(f"{key} {value}" for key, value in about.items())
 
 
-def draw(batch: int, heads: int, length: int, head_size: int, decay: str) -> tuple[Any, ...]:
+def draw(batch: int, heads: int, length: int, head_size: int, decay: str) -> tuple[Tensor, ...]:
     """q, k, v, log_decay with QK-norm, the heads side by side in memory as a model's projections leave them."""
     import torch
     import torch.nn.functional as F
@@ -225,7 +230,7 @@ def draw(batch: int, heads: int, length: int, head_size: int, decay: str) -> tup
     return (*(x.transpose(1, 2) for x in (q, k, v)), log_decay)
 
 
-def from_run(folder: Path, length: int) -> tuple[Any, ...]:
+def from_run(folder: Path, length: int) -> tuple[Tensor, ...]:
     """What the last layer of a trained model hands to its attention, on its own task's test at this length."""
     import torch
 
@@ -244,7 +249,7 @@ def from_run(folder: Path, length: int) -> tuple[Any, ...]:
     return operands
 
 
-def callables(inputs: tuple[Any, ...], passes: str, quadratic: bool) -> dict[str, Callable[[], Any]]:
+def callables(inputs: tuple[Tensor, ...], passes: str, quadratic: bool) -> dict[str, Callable[[], object]]:
     """One closure per method, without those too large for this length."""
     import torch
     import torch.nn.functional as F
@@ -256,8 +261,8 @@ def callables(inputs: tuple[Any, ...], passes: str, quadratic: bool) -> dict[str
     length, heads = q.shape[2], q.shape[1]
     scores = q.shape[0] * heads * length * length
 
-    def run(function: Callable[..., Any], *leaves: Any) -> Callable[[], Any]:
-        def forward() -> Any:
+    def run(function: Callable[..., Tensor], *leaves: Tensor) -> Callable[[], object]:
+        def forward() -> Tensor:
             with torch.no_grad():
                 return function(*leaves)
 
@@ -282,17 +287,17 @@ def callables(inputs: tuple[Any, ...], passes: str, quadratic: bool) -> dict[str
     return methods
 
 
-def flex_alibi(heads: int, length: int, device: Any) -> Callable[..., Any]:
+def flex_alibi(heads: int, length: int, device: torch.device) -> Callable[..., Tensor]:
     """FlexAttention, compiled, with ALiBi's bias and a causal block mask."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, device=device) / heads)
 
-    def bias(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def bias(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return score + (key - query) * slopes[head]
 
-    def causal(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def causal(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
     mask = create_block_mask(causal, None, None, length, length, device=device)
@@ -300,7 +305,7 @@ def flex_alibi(heads: int, length: int, device: Any) -> Callable[..., Any]:
     return lambda q, k, v: compiled(q, k, v, score_mod=bias, block_mask=mask)
 
 
-def eager_formula(q: Any, k: Any, v: Any, log_decay: Any) -> Any:
+def eager_formula(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
     """The mechanism as one writes it down: no bounds, no canonical recheck, full matrices."""
     import torch
 
@@ -314,14 +319,14 @@ def eager_formula(q: Any, k: Any, v: Any, log_decay: Any) -> Any:
 
 def measure(
     wanted: list[str],
-    inputs: tuple[Any, ...],
+    inputs: tuple[Tensor, ...],
     decay: str,
     passes: str,
     rounds: int,
     seconds: float,
     limit: int,
     clock: str = "wall",
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Rows for one set of inputs: medians, and ratios of the same round to SDPA."""
     from traformer.ops import attention_stats
 
@@ -345,7 +350,7 @@ def measure(
     stats = attention_stats(q, k, log_decay, needs_grad=passes == "both")
     rows = []
     for name, taken in times.items():
-        row: dict[str, Any] = {
+        row: JsonObject = {
             "benchmark": "attention", "method": name, "decay": decay, "pass": passes, "batch": q.shape[0],
             "heads": q.shape[1], "length": length, "head_size": q.shape[3], "rounds": len(taken),
             "ms": statistics.median(taken) * 1e3, "ms_low": quartile(taken, 1) * 1e3,
@@ -365,7 +370,7 @@ def measure(
     return rows
 
 
-def compare_decays(passes: str, head_size: int, rounds: int, clock: str = "wall") -> dict[str, Any]:
+def compare_decays(passes: str, head_size: int, rounds: int, clock: str = "wall") -> JsonObject:
     """Time of tra_full as at the start over that with heads that never forget: the same keys, in the same rounds."""
     calls = {
         decay: callables(draw(*DENORMAL_SHAPE, head_size, decay), passes, True)["tra_full"]
@@ -389,7 +394,7 @@ def compare_decays(passes: str, head_size: int, rounds: int, clock: str = "wall"
     }  # fmt: skip
 
 
-def denormal_table(rows: list[dict[str, Any]]) -> str:
+def denormal_table(rows: list[JsonObject]) -> str:
     lines = ["| every key read, length (B, H) | pass | init ms | long ms | init over long (about 1) |",
              "|---|---|---|---|---|"]  # fmt: skip
     lines += [
@@ -422,14 +427,14 @@ def peak_kib() -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
-def peak_memory(row: dict[str, Any], head_size: int, threads: int) -> float:
+def peak_memory(row: JsonObject, head_size: int, threads: int) -> float:
     """MiB above an idle process, inputs included, in a process of its own."""
     numbers = [row["batch"], row["heads"], row["length"], head_size, threads]
     command = [sys.executable, "-c", _MEMORY_SCRIPT, row["method"], row["pass"], *map(str, numbers), row["decay"]]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[JsonObject]) -> str:
     lines = ["| length (B, H) | decay | pass | method | ms [middle half] | times SDPA's speed | keys read | peak MiB |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for row in rows:
@@ -443,7 +448,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: list[JsonObject], path: Path) -> None:
     """Milliseconds per (batch, head) by length, both axes logarithmic; one panel per pass."""
     import matplotlib
 

@@ -6,12 +6,18 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from traformer.benchmarks.attention import DECAYS, describe_machine, machine_line, quartile
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError, unknown_name
+from traformer.types import JsonObject
+
+if TYPE_CHECKING:
+    import torch
+
 
 CONTEXTS = (1024, 4096, 16384, 65536, 262144)
 
@@ -56,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[JsonObject]) -> str:
     lines = ["| context | decay | tra us/token [middle half] | with key index | index upkeep us | sdpa us "
              "| tra over sdpa | read | kept |", "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for r in rows:
@@ -68,7 +74,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def measure(contexts: list[int], decay: str, heads: int, head_size: int, rounds: int) -> list[dict[str, Any]]:
+def measure(contexts: list[int], decay: str, heads: int, head_size: int, rounds: int) -> list[JsonObject]:
     """All contexts in turn within a round, so that load falls on all alike."""
     import torch
     import torch.nn.functional as F
@@ -77,7 +83,7 @@ def measure(contexts: list[int], decay: str, heads: int, head_size: int, rounds:
 
     generator = torch.Generator().manual_seed(0)
 
-    def normed(*shape: int) -> Any:
+    def normed(*shape: int) -> torch.Tensor:
         x = torch.randn(*shape, generator=generator)
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
@@ -105,7 +111,7 @@ def measure(contexts: list[int], decay: str, heads: int, head_size: int, rounds:
                     k, v = keys[:, :, :context], values[:, :, :context]
                     fresh = KeyIndex()
                     fresh.append(keys[:, :, :65])
-                    calls: dict[str, Any] = {
+                    calls: dict[str, Callable[..., object]] = {
                         "tra": lambda q=q, k=k, v=v, g=g: threshold_relative_attention(q, k, v, g, score_bound=bound),
                         "indexed": lambda q=q, k=k, v=v, g=g, n=context: threshold_relative_attention(
                             q, k, v, g, score_bound=bound, key_index=indices[n]
@@ -124,7 +130,7 @@ def measure(contexts: list[int], decay: str, heads: int, head_size: int, rounds:
                 kept[context].append(stats.kept.float().mean().item())
     rows = []
     for context in contexts:
-        row: dict[str, Any] = {"benchmark": "decode", "context": context, "decay": decay, "heads": heads}
+        row: JsonObject = {"benchmark": "decode", "context": context, "decay": decay, "heads": heads}
         for name in ("tra", "indexed", "sdpa", "append"):
             taken = times[context, name][1:] or times[context, name]
             row |= {f"{name}_us": statistics.median(taken)}

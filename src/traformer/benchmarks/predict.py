@@ -14,10 +14,10 @@ import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError, unknown_name
+from traformer.types import JsonObject
 
 LENGTHS = (512, 2048, 8192, 32768, 131072)
 DECAYS = ("init", "long", "never")
@@ -139,7 +139,7 @@ def keys_read(length: int, decay: str, head_size: int, rows: int, keys: int, nee
     return (1 - share) * (ended.mean().item() if ended.numel() else 0.0) + share * (length + rows) / 2
 
 
-def predict(device: Device, length: int, decay: str, passes: str, heads: int, head_size: int) -> dict[str, Any]:
+def predict(device: Device, length: int, decay: str, passes: str, heads: int, head_size: int) -> JsonObject:
     """Milliseconds of this kernel and of flash attention, and what bounds the former."""
     import torch
 

@@ -8,12 +8,12 @@ import platform
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 from traformer.errors import InputError, unknown_name
+from traformer.types import JsonObject
 
 # Label -> (task, settings); every one as it trains by default.
-SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+SETTINGS: dict[str, tuple[str, JsonObject]] = {
     "flip_flop": ("flip_flop", {}),
     "copy unique": ("copy", {"alphabet": "unique"}),
     "copy letters": ("copy", {"alphabet": "letters"}),
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
 
 
-def measure(label: str, batch_size: int, repeats: int) -> dict[str, Any]:
+def measure(label: str, batch_size: int, repeats: int) -> JsonObject:
     """Median over `repeats` batches, each another stretch of the stream, after two that do not count."""
     from traformer.tasks import build_task
 

@@ -20,6 +20,7 @@ from traformer.benchmarks.attention import benchmark_device
 from traformer.commands.arguments import positive_int
 from traformer.errors import InputError, unknown_name
 from traformer.methods import resolve_method
+from traformer.types import JsonObject
 
 BASELINE = "rope"
 DEFAULT_METHODS = ("tra", "rope", "fot", "alibi", "cope")
@@ -85,9 +86,9 @@ def main(args: argparse.Namespace) -> int:
     if device.type != "cpu" and not args.no_memory:
         raise InputError("--device cuda: memory is measured in processes on the CPU; add --no-memory")
     methods = list(dict.fromkeys([*args.attentions, BASELINE]))
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for size in args.sizes:  # a size at a time, shown and written, so that stopping loses little
-        found: list[dict[str, Any]] = []
+        found: list[JsonObject] = []
         for window in args.windows:
             print(f"measuring {size}, window {window}", file=sys.stderr, flush=True)
             settings = {
@@ -113,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def write_rows(rows: Sequence[dict[str, Any]], file: Path) -> None:
+def write_rows(rows: Sequence[JsonObject], file: Path) -> None:
     import torch
 
     from traformer.runs.folder import versions
@@ -177,7 +178,7 @@ class Step:
             torch.cuda.synchronize()
 
 
-def measure(methods: Sequence[str], rounds: int, **settings: Any) -> list[dict[str, Any]]:
+def measure(methods: Sequence[str], rounds: int, **settings: Any) -> list[JsonObject]:
     """Seconds a step and their ratio to RoPE's, one row a method."""
     from traformer.devices import flush_denormals
 
@@ -248,7 +249,7 @@ def attention_kernel(step: Step) -> str:
     return "torch operations"
 
 
-def peak_memory(settings: Sequence[dict[str, Any]], threads: int) -> list[int | None]:
+def peak_memory(settings: Sequence[JsonObject], threads: int) -> list[int | None]:
     """Bytes that two steps of each setting need beyond a process that has loaded everything; None where unknown."""
     import subprocess
 
@@ -295,7 +296,7 @@ def _measure_memory(text: str) -> None:
         os._exit(0)
 
 
-def show(rows: Sequence[dict[str, Any]], gate_bias: float) -> None:
+def show(rows: Sequence[JsonObject], gate_bias: float) -> None:
     import torch
 
     from traformer.terminal import new_table, stdout_console

@@ -7,11 +7,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from traformer.errors import InputError
+from traformer.types import JsonObject
 
 if TYPE_CHECKING:
     from traformer.runs.measurements import Measurement
@@ -73,12 +74,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table, for scripts")
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Print what `--json` asks for; nothing else may go to stdout then."""
     print(json.dumps(value, indent=1, default=str))
 
 
-def measurement_rows(measured: Mapping[str, Iterable[Measurement]]) -> list[dict[str, Any]]:
+def measurement_rows(measured: Mapping[str, Iterable[Measurement]]) -> list[JsonObject]:
     """{run: measurements} as rows of JSON, each with its run."""
     return [{"run": run, **one.to_row()} for run, found in measured.items() for one in found]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from traformer.errors import InputError, TraformerError
 
@@ -74,7 +73,7 @@ def candidates(words: Sequence[str]) -> list[str]:
     return [] if positional is None else _matching(_values(positional), current)
 
 
-def _deepest(parser: Any, words: Sequence[str]) -> tuple[Any, list[str]]:
+def _deepest(parser: argparse.ArgumentParser, words: Sequence[str]) -> tuple[argparse.ArgumentParser, list[str]]:
     """The parser of the command, or the command's command, that the words name; and the words after its name."""
     rest = list(words)
     while (group := _subcommands(parser)) is not None:
@@ -85,11 +84,13 @@ def _deepest(parser: Any, words: Sequence[str]) -> tuple[Any, list[str]]:
     return parser, rest
 
 
-def _subcommands(parser: Any) -> Any:
+def _subcommands(parser: argparse.ArgumentParser) -> argparse._SubParsersAction | None:
     return next((action for action in parser._actions if isinstance(action, argparse._SubParsersAction)), None)
 
 
-def _positional(parser: Any, words: Sequence[str], flags: dict[str, Any]) -> Any:
+def _positional(
+    parser: argparse.ArgumentParser, words: Sequence[str], flags: Mapping[str, argparse.Action]
+) -> argparse.Action | None:
     """The positional argument that comes next."""
     given = 0
     for number, word in enumerate(words):
@@ -102,7 +103,7 @@ def _positional(parser: Any, words: Sequence[str], flags: dict[str, Any]) -> Any
     return expected[-1] if expected and expected[-1].nargs in ("+", "*") else None
 
 
-def _values(action: Any) -> list[str]:
+def _values(action: argparse.Action) -> list[str]:
     """What an argument takes: its choices, or the names of its kind."""
     if action.choices is not None:
         return [str(choice) for choice in action.choices]

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from traformer.commands.arguments import add_json, print_json
 from traformer.errors import unknown_name
@@ -70,7 +69,7 @@ class Options:
 
     flag: str
     about: str
-    table: Mapping[str, tuple[Any, str]]
+    table: Mapping[str, tuple[object, str]]
 
 
 def options_of(name: str) -> Options:

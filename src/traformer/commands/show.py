@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from traformer.commands.arguments import add_json, key_value, options_once, positive_int, print_json
 from traformer.errors import InputError
 from traformer.terminal import say
+from traformer.types import JsonObject
 
 if TYPE_CHECKING:
     from traformer.tasks import Batch, Task
@@ -56,7 +57,7 @@ def main(args: argparse.Namespace) -> None:
         console.print(f"{args.start + row}: {line}", markup=console.is_terminal)
 
 
-def example_row(task: Task, batch: Batch, row: int, index: int) -> dict[str, Any]:
+def example_row(task: Task, batch: Batch, row: int, index: int) -> JsonObject:
     """An example as JSON: its text, its ids, and the places of the answers among them."""
     size = int(batch.lengths[row])
     return {

@@ -23,15 +23,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from traformer.data.pieces import Piece, pieces
 from traformer.errors import InputError, RunError
 from traformer.storage import full_reason, lock, make_folder, write_folder
 from traformer.terminal import ProgressBar, say
+from traformer.types import JsonObject
 
 if TYPE_CHECKING:
     from traformer.data.sources import Source
@@ -73,7 +74,7 @@ class TokenizedText:
     def __init__(self, folder: Path, start: int = 0, stop: int | None = None) -> None:
         self.folder = folder
         try:
-            self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            self.meta: JsonObject = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             self.start, self.stop = start, int(self.meta["tokens"]) if stop is None else stop
             self.source = str(self.meta["sources"][0])  # the first, to name the text by
             if self.meta["dtype"] not in ("uint16", "uint32"):
@@ -89,7 +90,7 @@ class TokenizedText:
         return self.meta["dtype"]
 
     @cached_property
-    def tokens(self) -> NDArray[Any]:
+    def tokens(self) -> NDArray[np.integer]:
         """[tokens] uint16 or uint32, a memory map."""
         return self._map("tokens.bin", self.dtype)[self.start : self.stop]
 
@@ -102,9 +103,9 @@ class TokenizedText:
 
     @cached_property
     def _counts(self) -> NDArray[np.int64]:
-        return self._map("counts.bin", "int64").reshape(-1, 4)
+        return self._map("counts.bin", "int64").reshape(-1, 4).astype(np.int64, copy=False)
 
-    def _map(self, name: str, dtype: str) -> NDArray[Any]:
+    def _map(self, name: str, dtype: str) -> NDArray[np.integer]:
         """A file as a memory map, if it still has the size that it was written with."""
         try:
             if (self.folder / name).stat().st_size != self.meta["files"][name]:
@@ -217,8 +218,8 @@ def _write_tokens(
 
 
 def _write_batch(
-    batch: list[Piece], tokenizer: TextTokenizer, separator: bool, dtype: Any, total: NDArray[np.int64],
-    token_file: Any, document_file: Any, count_file: Any,
+    batch: list[Piece], tokenizer: TextTokenizer, separator: bool, dtype: DTypeLike, total: NDArray[np.int64],
+    token_file: BinaryIO, document_file: BinaryIO, count_file: BinaryIO,
 ) -> None:  # fmt: skip
     """Append the batch's tokens and counts; `total` runs along."""
     parts, starts, counts = [], [], []
@@ -273,7 +274,7 @@ def cached_folder(
     return path
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Written aside under a name of this process's own, then renamed; a cache that cannot be written does without."""
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     try:

@@ -13,12 +13,13 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from traformer.data import python_stdlib
 from traformer.data.hub import quiet_access
 from traformer.data.sources import HubSplit, ParquetFile, Source, TextFile, WikiTextFile, _import
 from traformer.errors import InputError, first_line, unknown_name
+from traformer.types import JsonObject
 
 if TYPE_CHECKING:
     from traformer.data.cache import TokenizedText
@@ -31,7 +32,7 @@ HUB = {
     "wikitext-2": ("Salesforce/wikitext", "wikitext-2-v1"),
     "wikitext-2-raw": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
 }
-KINDS: dict[str, type[Any]] = {
+KINDS: dict[str, type[TextFile] | type[ParquetFile]] = {
     ".txt": TextFile,
     ".text": TextFile,
     ".raw": WikiTextFile,
@@ -162,7 +163,7 @@ def split_of(path: Path) -> str:
     return _SPLIT_OF[found[1]] if found else "train"
 
 
-def _load_hub(name: str) -> dict[str, Any]:
+def _load_hub(name: str) -> JsonObject:
     repository, configuration = HUB[name]
     datasets = _import("datasets", "a dataset of the hub", name)
     datasets.disable_progress_bars()

@@ -43,7 +43,7 @@ class TextTokenizer(ABC):
     fingerprint: str  # equal where every text has the same ids
 
     @abstractmethod
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.integer]]:
         """The ids of each text, on all cores; no special tokens are added."""
 
     @abstractmethod
@@ -63,7 +63,7 @@ class ByteTokenizer(TextTokenizer):
 
     label, vocab_size, end_id, fingerprint = BYTES, 257, 256, "bytes 1"
 
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.integer]]:
         return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -94,7 +94,7 @@ class FastTokenizer(TextTokenizer):
         canonical = json.dumps(json.loads(backend.to_str()), sort_keys=True)
         self.fingerprint = hashlib.sha256(canonical.encode()).hexdigest()
 
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.integer]]:
         encode = getattr(self.backend, "encode_batch_fast", self.backend.encode_batch)
         return [np.array(found.ids, dtype=np.uint32) for found in encode(list(texts), add_special_tokens=False)]
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from traformer.errors import InputError
 from traformer.layers.context import AttentionContext
+from traformer.layers.options import LayerConfig, SoftmaxArguments
 from traformer.layers.softmax import SoftmaxAttentionLayer
+from traformer.types import Options
 
 
 def sinusoids(position_ids: Tensor, width: int, dtype: torch.dtype, base: float = 10_000.0) -> Tensor:
@@ -20,6 +22,13 @@ def sinusoids(position_ids: Tensor, width: int, dtype: torch.dtype, base: float 
     exponents = torch.arange(0, width, 2, dtype=wide, device=device) / width
     angles = position_ids.to(wide)[..., None] * base**-exponents  # [B, T, ceil(width / 2)]
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)[..., :width].to(dtype)
+
+
+class AbsoluteArguments(SoftmaxArguments, total=False):
+    """Keyword arguments that both layers here take."""
+
+    embedding_range: float
+    random_offset: int
 
 
 class _AbsoluteAttention(SoftmaxAttentionLayer):
@@ -37,17 +46,17 @@ class _AbsoluteAttention(SoftmaxAttentionLayer):
         *,
         embedding_range: float = 0.01,
         random_offset: int = 0,
-        **more: Any,
+        **more: Any,  # SoftmaxArguments, and the options of the method
     ) -> None:
         self.embedding_range = embedding_range  # before the parameters are initialised, which need it
         super().__init__(embed_dim, num_heads, num_kv_heads, random_offset=random_offset, **more)
 
     @classmethod
-    def arguments_of(cls, config: Any) -> dict[str, Any]:
+    def arguments_of(cls, config: LayerConfig) -> Options:
         return {"embedding_range": config.embedding_range}
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         for name in set(options) & {"random_offset", "max_positions"}:
             if not isinstance(options[name], int) or options[name] < (1 if name == "max_positions" else 0):
@@ -110,7 +119,7 @@ class LearnedPositionAttention(_AbsoluteAttention):
         num_kv_heads: int | None = None,
         *,
         max_positions: int = 4096,
-        **more: Any,
+        **more: Unpack[AbsoluteArguments],
     ) -> None:
         super().__init__(embed_dim, num_heads, num_kv_heads, max_positions=max_positions, **more)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,9 @@ from torch import Tensor, nn
 from traformer.layers.alibi import slope_bias
 from traformer.layers.context import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
+from traformer.layers.options import LayerArguments
 from traformer.ops.asentmax import adaptive_scale, nape_slopes
 from traformer.ops.entmax import entmax_attention
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import LayerArguments
 
 
 class AdaptiveEntmaxAttention(EagerAttentionLayer):

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor, nn
 
 from traformer.errors import InputError
 from traformer.layers.cache import KeyValueCache
-from traformer.layers.context import AttentionContext, make_context
+from traformer.layers.context import AttentionContext, Prepared, make_context
 from traformer.layers.initialization import reset_module
 from traformer.layers.norms import rms_norm
-from traformer.layers.options import check_shared_options, excluded_heads
+from traformer.layers.options import LayerConfig, check_shared_options, excluded_heads
 from traformer.methods import Method, resolve_method, stack_of
-
-if TYPE_CHECKING:
-    from typing import Self
+from traformer.types import Options
 
 
 class AttentionLayer(nn.Module):
@@ -62,7 +60,7 @@ class AttentionLayer(nn.Module):
         self.leader = layer_idx if leader is None else leader
         self.scale = 1.0 / math.sqrt(self.head_dim)
         self.dropout_p, self.qk_norm = dropout, qk_norm
-        self.option: dict[str, Any] = resolve_method(self.name, options).all_options
+        self.option: Options = resolve_method(self.name, options).all_options
         self.check_options(self.option, num_heads, self.head_dim)
         self.excluded_heads = excluded_heads(self.option.get("exclude_self", False), num_heads)
         self.window: int | None = self.option.get("sliding_window")
@@ -82,7 +80,7 @@ class AttentionLayer(nn.Module):
             self.temperature.lr_scale = 10.0  # type: ignore[attr-defined]  # one number per head moves slowly at lr
 
     @classmethod
-    def from_config(cls, config: Any, layer_idx: int) -> Self:
+    def from_config(cls, config: LayerConfig, layer_idx: int) -> Self:
         """The layer of a model's stack: ours or a converted one. The model initialises it."""
         stack = stack_of(config)
         method = stack[layer_idx]
@@ -101,7 +99,7 @@ class AttentionLayer(nn.Module):
         )
 
     @classmethod
-    def arguments_of(cls, config: Any) -> dict[str, Any]:
+    def arguments_of(cls, config: LayerConfig) -> Options:
         """Further arguments that the method takes from a model's configuration."""
         return {}
 
@@ -111,7 +109,7 @@ class AttentionLayer(nn.Module):
         return resolve_method(self.name, self.option)
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         """Raise InputError for an option whose value cannot be used."""
         check_shared_options(options, num_heads)
 
@@ -144,13 +142,25 @@ class AttentionLayer(nn.Module):
             own = own & torch.tensor(self.excluded_heads, device=q.device)[:, None, None]
         return visible & ~own
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
-        """What all layers of one method and options need and the first can make for all: masks, tables."""
+    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Prepared:
+        """What all layers of one method and options share in a forward; the first of them makes it."""
+        return Prepared(self.make_mask(context, hidden_states), self.make_tables(context, hidden_states))
+
+    def make_mask(self, context: AttentionContext, hidden_states: Tensor) -> Tensor | None:
+        """The mask [B or 1, 1, T, Tk] that `attend` needs, if any."""
         return None
 
-    def prepared(self, context: AttentionContext) -> Any:
-        """What the first layer of this method and options prepared."""
-        return context.shared[self.leader]
+    def make_tables(self, context: AttentionContext, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        """What else the method's layers look up."""
+        return ()
+
+    def mask(self, context: AttentionContext) -> Tensor | None:
+        """What `make_mask` made."""
+        return context.shared[self.leader].mask
+
+    def tables(self, context: AttentionContext) -> tuple[Tensor, ...]:
+        """What `make_tables` made."""
+        return context.shared[self.leader].tables
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Write positions into the embeddings x [B, T, E]; called on the method's first layer, before any block."""
@@ -241,15 +251,17 @@ class AttentionLayer(nn.Module):
     def remember(self, k: Tensor, v: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """Add the new tokens' keys and values to the cache; returns those of all tokens."""
         cache, layer = context.past_key_values, context.layer_cache(self.layer_idx)
+        assert cache is not None
         if isinstance(cache, KeyValueCache):
             return cache.update(k, v)
-        if layer is not None and layer.is_initialized and layer.keys.shape[-1] != k.shape[-1]:
+        held = layer.keys if layer is not None and layer.is_initialized else None
+        if layer is not None and held is not None and held.shape[-1] != k.shape[-1]:
             # transformers has made room for keys of head_dim channels before it saw one; ours carry more.
             if torch.compiler.is_exporting():
                 raise InputError(f"a cache made before the first token cannot be exported with attention {self.name!r}")
             if int(layer.get_seq_length()) > 0:
                 raise InputError(
-                    f"the cache holds keys of {layer.keys.shape[-1]} channels, attention {self.name!r} here makes "
+                    f"the cache holds keys of {held.shape[-1]} channels, attention {self.name!r} here makes "
                     f"{k.shape[-1]}: it is another model's cache"
                 )
             layer.lazy_initialization(k, v)
@@ -262,9 +274,12 @@ class AttentionLayer(nn.Module):
         q = self.q_proj(hidden_states).view(batch, length, self.num_heads, self.head_dim)
         k = self.k_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
         v = self.v_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
-        if self.qk_norm:
-            q, k = rms_norm(q), rms_norm(k)
+        q, k = self.norm_heads(q, k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # no copy
+
+    def norm_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """QK-norm of queries and keys [B, T, H, D], where it is on."""
+        return (rms_norm(q), rms_norm(k)) if self.qk_norm else (q, k)
 
 
 def _check_shape(embed_dim: int, num_heads: int, num_key_heads: int, head_dim: int | None, dropout: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class KeyValueCache:
         self._buffers = (_empty_like(key_states), _empty_like(value_states))
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **ignored: object) -> tuple[Tensor, Tensor]:
         """Add the new tokens' keys and values [B, H, T, D]; returns all of them."""
         if self._buffers is None:
             self.lazy_initialization(key_states, value_states)
@@ -162,7 +162,7 @@ class KeyValueCache:
         self._each(lambda x: x[indices])
         self.key_index = None
 
-    def _each(self, change: Any) -> None:
+    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
         """Change the buffers with what room they have left, so that the next token needs no copy."""
         self.key_balls = None  # made again when it is asked for
         if self._buffers is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,17 @@ from torch import Tensor
 
 from traformer.errors import InputError
 from traformer.layers.cache import KeyValueCache
+
+if TYPE_CHECKING:
+    from transformers import Cache
+    from transformers.cache_utils import CacheLayerMixin
+
+
+class Prepared(NamedTuple):
+    """What the layers of one method and options share in one forward."""
+
+    mask: Tensor | None = None  # [B or 1, 1, T, Tk] bool, True = visible; None: the method needs no mask
+    tables: tuple[Tensor, ...] = ()  # what else the method looks up: rotations, buckets, distances
 
 
 @dataclass
@@ -25,18 +36,18 @@ class AttentionContext:
     key_padding_mask: Tensor | None = None  # [B, Tk] bool, True = a real key; None = all are real
     position_ids: Tensor | None = None  # [B or 1, T] positions of the new tokens within their sequences
     cu_seqlens: Tensor | None = None  # [n + 1] int32, where packed sequences start; batch 1 and no cache
-    past_key_values: Any = None  # a model's cache (transformers' Cache), or the KeyValueCache of a layer on its own
+    past_key_values: Cache | KeyValueCache | None = None  # a model's cache, or that of a layer on its own
     query_start: int | Tensor = 0  # a 0-dim tensor only when a static cache is traced by torch.compile
     key_length: int | None = None  # Tk; None = T
     output_attentions: bool = False
-    shared: dict[int, Any] = field(default_factory=dict)  # what `prepare` made, by the layer that made it
+    shared: dict[int, Prepared] = field(default_factory=dict)  # what `prepare` made, by the layer that made it
 
-    def layer_cache(self, layer_idx: int) -> Any:
+    def layer_cache(self, layer_idx: int) -> CacheLayerMixin | KeyValueCache | None:
         """What the cache holds for one layer; None: nothing yet, or there is no cache."""
         cache = self.past_key_values
         if cache is None or isinstance(cache, KeyValueCache):
             return cache
-        return cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+        return cast("CacheLayerMixin", cache.layers[layer_idx]) if layer_idx < len(cache.layers) else None
 
     def new_token_mask(self, length: int) -> Tensor | None:
         """[B, T] bool, True = a real new token; None = all are real."""
@@ -103,8 +114,8 @@ def make_context(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cu_seqlens: Tensor | None,
-    past_key_values: Any,
-    new_cache: Callable[[], Any] | None,
+    past_key_values: Cache | KeyValueCache | None,
+    new_cache: Callable[[], Cache] | None,
     output_attentions: bool = False,
     mask_name: str = "attention_mask",
 ) -> tuple[AttentionContext, Tensor | None]:
@@ -140,7 +151,7 @@ def make_context(
     return context, real
 
 
-def _query_start(past_key_values: Any) -> int | Tensor:
+def _query_start(past_key_values: Cache | KeyValueCache | None) -> int | Tensor:
     """How many tokens the cache holds. A static cache's count is a tensor, and stays one while traced."""
     if past_key_values is None:
         return 0
@@ -150,7 +161,7 @@ def _query_start(past_key_values: Any) -> int | Tensor:
     return start
 
 
-def _key_length(past_key_values: Any, length: int) -> int:
+def _key_length(past_key_values: Cache | KeyValueCache | None, length: int) -> int:
     """How many places the key axis has."""
     if past_key_values is None:
         return length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -10,12 +10,9 @@ from torch import Tensor, nn
 from traformer.errors import InputError
 from traformer.layers.context import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
+from traformer.layers.options import LayerArguments
 from traformer.ops.cope import cope_attention
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import LayerArguments
+from traformer.types import Options
 
 
 class ContextualPositionAttention(EagerAttentionLayer):
@@ -49,7 +46,7 @@ class ContextualPositionAttention(EagerAttentionLayer):
         self.position_table = nn.Parameter(torch.zeros(self.option["npos_max"], self.head_dim))
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         if not isinstance(options["npos_max"], int) or options["npos_max"] < 2:
             raise InputError(f"attention option npos_max must be a whole number from 2 on, got {options['npos_max']!r}")

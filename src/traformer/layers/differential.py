@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,10 @@ from torch import Tensor, nn
 from traformer.errors import InputError
 from traformer.layers.context import AttentionContext
 from traformer.layers.norms import RMSNorm
+from traformer.layers.options import SoftmaxArguments
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import SoftmaxArguments
+from traformer.types import Options
 
 
 def start_of_factor(layer_idx: int) -> float:
@@ -68,7 +65,7 @@ class DifferentialAttention(SoftmaxAttentionLayer):
         self.head_norm = RMSNorm(self.head_dim, eps=1e-5)
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         if head_dim % 2:
             raise InputError(f"attention 'differential' halves each head: head_dim must be even, not {head_dim}")
@@ -78,17 +75,12 @@ class DifferentialAttention(SoftmaxAttentionLayer):
         super().reset_own_parameters()
         nn.init.normal_(self.factor_vectors, std=0.1)
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
-        tables = rotary_tables(context, hidden_states, self.head_dim // 2, self.option)
-        return super().prepare(context, hidden_states), tables
-
-    def mask(self, context: AttentionContext) -> Tensor | None:
-        mask: Tensor | None = self.prepared(context)[0]
-        return mask
+    def make_tables(self, context: AttentionContext, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        return rotary_tables(context, hidden_states, self.head_dim // 2, self.option)
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         def turn(x: Tensor) -> Tensor:
-            return torch.cat([turned(half, self.prepared(context)[1]) for half in x.chunk(2, dim=-1)], dim=-1)
+            return torch.cat([turned(half, self.tables(context)) for half in x.chunk(2, dim=-1)], dim=-1)
 
         return turn(q), turn(k)
 

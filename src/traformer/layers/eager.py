@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from traformer.layers.base import AttentionLayer
 from traformer.layers.context import AttentionContext
+from traformer.ops.eager import BlockOptions
+
+
+class EagerSettings(BlockOptions):
+    """Keyword arguments that every eager op takes."""
+
+    scale: float
 
 
 class EagerAttentionLayer(AttentionLayer):
-    """`prepare` makes the mask; `visible` gives it; `settings` are the keywords every eager op takes."""
+    """`visible` is the mask of visible keys; `settings` are the keywords that every eager op takes."""
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
+    def make_mask(self, context: AttentionContext, hidden_states: Tensor) -> Tensor:
         return context.visible(hidden_states.shape[1], hidden_states.device, self.window)
 
     def visible(self, context: AttentionContext) -> Tensor:
         """bool [B or 1, 1, T, Tk]."""
-        visible: Tensor = self.prepared(context)
-        return visible
+        mask = self.mask(context)
+        assert mask is not None
+        return mask
 
-    def settings(self, context: AttentionContext) -> dict[str, Any]:
+    def settings(self, context: AttentionContext) -> EagerSettings:
         return {
             "scale": self.scale,
             "dropout_p": self.dropout_p if self.training else 0.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +10,9 @@ from torch import Tensor, nn
 
 from traformer.errors import InputError
 from traformer.layers.context import AttentionContext
+from traformer.layers.options import SoftmaxArguments
 from traformer.layers.softmax import SoftmaxAttentionLayer
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import SoftmaxArguments
-
+from traformer.types import Options
 
 _TINY = 1e-6
 
@@ -62,7 +58,7 @@ class FireAttention(SoftmaxAttentionLayer):
         self.length_factor = nn.Parameter(torch.tensor(1.0))  # L = length_factor * init_length
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         if not isinstance(options["hidden"], int) or options["hidden"] < 1:
             raise InputError(f"attention option hidden must be a whole number above zero, got {options['hidden']!r}")
@@ -74,19 +70,14 @@ class FireAttention(SoftmaxAttentionLayer):
         nn.init.constant_(self.slope, 0.1)
         nn.init.constant_(self.length_factor, 1.0)
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
+    def make_tables(self, context: AttentionContext, hidden_states: Tensor) -> tuple[Tensor, ...]:
         length, device = hidden_states.shape[1], hidden_states.device
-        where = context.distances(length, device), context.positions(length, device)
-        return super().prepare(context, hidden_states), where
-
-    def mask(self, context: AttentionContext) -> Tensor | None:
-        mask: Tensor | None = self.prepared(context)[0]
-        return mask
+        return context.distances(length, device), context.positions(length, device)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        distance, position = self.prepared(context)[1]
+        distance, position = self.tables(context)
         threshold = self.length_factor * self.option["init_length"]
         inputs = fire_inputs(distance, position, self.slope, threshold)  # [B or 1, T, Tk]
         bias = self.bias_out(F.relu(self.bias_in(inputs.unsqueeze(-1)))).permute(0, 3, 1, 2)

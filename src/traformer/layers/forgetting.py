@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from traformer.layers.context import AttentionContext
-from traformer.layers.options import gate_biases
+from traformer.layers.options import SoftmaxArguments, gate_biases
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.eager import expand_heads
 from traformer.ops.forgetting import PRUNING_BLOCK, leftmost_keys, pruned_forgetting_attention
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import SoftmaxArguments
 
 # Pruning pays only on long inputs, and only if it saves at least this share of the key blocks.
 _WORTHWHILE = 0.3

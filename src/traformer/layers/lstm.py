@@ -68,6 +68,7 @@ class LSTMLayer(AttentionLayer):
             restart = torch.isin(places, context.cu_seqlens)
         if cache is not None and _holds_something(context):
             layer = context.layer_cache(self.layer_idx)
+            assert layer is not None and layer.keys is not None and layer.values is not None
             state = _last(layer.keys[:, 0], context), _last(layer.values[:, 0], context)
         h, c = lstm_steps(x, weights, state, real, restart)
         if cache is not None:

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypedDict
+from typing import Protocol, TypedDict
 
 from traformer.errors import InputError
+from traformer.methods import StackConfig
+from traformer.types import Options
+
+
+class LayerConfig(StackConfig, Protocol):
+    """What a layer reads of a model's configuration: ours, or that of a converted model."""
+
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int | None: ...
+    @property
+    def head_dim(self) -> int | None: ...
+    @property
+    def attention_dropout(self) -> float: ...
+    @property
+    def embedding_range(self) -> float: ...
 
 
 class LayerArguments(TypedDict, total=False):
@@ -19,6 +38,16 @@ class LayerArguments(TypedDict, total=False):
     initialize: bool
 
 
+class ThresholdArguments(LayerArguments, total=False):
+    """Keyword arguments that TRA and its variants take; see ThresholdRelativeAttention."""
+
+    threshold: float
+    exclude_self: bool | str | list[bool]
+    temperature: bool
+    tolerance: float
+    backend: str
+
+
 class SoftmaxArguments(LayerArguments, total=False):
     """Keyword arguments that every softmax layer takes; see SoftmaxAttentionLayer."""
 
@@ -30,7 +59,7 @@ class SoftmaxArguments(LayerArguments, total=False):
 FAST_GATE, SLOW_GATE = -6.0, 6.0  # of gate_bias "halves": the first half of the heads, the second half
 
 
-def check_shared_options(options: dict[str, Any], num_heads: int) -> None:
+def check_shared_options(options: Options, num_heads: int) -> None:
     """Raise InputError for a value of a shared option that cannot be used."""
     check_bool("temperature", options.get("temperature", False))
     window = options.get("sliding_window")

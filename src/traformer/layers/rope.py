@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 from torch import Tensor
 
 from traformer.errors import InputError
 from traformer.layers.context import AttentionContext
+from traformer.layers.options import SoftmaxArguments
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.rope import apply_rope, rope_tables
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import SoftmaxArguments
+from traformer.types import Options
 
 
 class RotaryAttention(SoftmaxAttentionLayer):
@@ -39,22 +36,17 @@ class RotaryAttention(SoftmaxAttentionLayer):
         super().__init__(embed_dim, num_heads, num_kv_heads, theta=theta, **more)
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         if head_dim % 2:
             raise InputError(f"attention 'rope' turns pairs of channels and needs an even head_dim, not {head_dim}")
         if not options["theta"] > 0:
             raise InputError(f"attention option theta must be positive, got {options['theta']}")
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
+    def make_tables(self, context: AttentionContext, hidden_states: Tensor) -> tuple[Tensor, ...]:
         positions = context.positions(hidden_states.shape[1], hidden_states.device)
-        tables = rope_tables(positions, self.head_dim, self.option["theta"], hidden_states.dtype)
-        return super().prepare(context, hidden_states), tables
-
-    def mask(self, context: AttentionContext) -> Tensor | None:
-        mask: Tensor | None = self.prepared(context)[0]
-        return mask
+        return rope_tables(positions, self.head_dim, self.option["theta"], hidden_states.dtype)
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        tables = self.prepared(context)[1]
+        tables = self.tables(context)
         return apply_rope(q, tables).to(q.dtype), apply_rope(k, tables).to(k.dtype)

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from traformer.layers.context import AttentionContext
+from traformer.layers.context import AttentionContext, Prepared
 from traformer.layers.eager import EagerAttentionLayer
+from traformer.layers.options import LayerArguments
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.ops.selective import selection_mask, selective_attention
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import LayerArguments
+from traformer.types import Options
 
 
 class SelectiveAttention(EagerAttentionLayer):
@@ -49,26 +46,23 @@ class SelectiveAttention(EagerAttentionLayer):
         super().__init__(embed_dim, num_heads, num_kv_heads, position=position, theta=theta, **more)
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         check_rotary(cls.name, head_dim, options)
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
-        length, device = hidden_states.shape[1], hidden_states.device
-        visible = context.visible(length, device)
-        square = visible
+    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Prepared:
+        """The tables are what every cached and new token sees [B or 1, 1, Tk, Tk], then those of RoPE."""
+        length = hidden_states.shape[1]
+        square = mask = self.make_mask(context, hidden_states)
         if not context.is_plain_causal(length) and context.cu_seqlens is None:
             # Rows for the tokens that the cache holds, too.
             key_length = length if context.key_length is None else context.key_length
-            square = dataclasses.replace(context, query_start=0).visible(key_length, device)
-        return visible, square, rotary_tables(context, hidden_states, self.head_dim, self.option)
-
-    def visible(self, context: AttentionContext) -> Tensor:
-        visible: Tensor = self.prepared(context)[0]
-        return visible
+            square = dataclasses.replace(context, query_start=0).visible(key_length, hidden_states.device)
+        return Prepared(mask, (square, *rotary_tables(context, hidden_states, self.head_dim, self.option)))
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        return turned(q, self.prepared(context)[2]), turned(k, self.prepared(context)[2])
+        _, *rotary = self.tables(context)
+        return turned(q, tuple(rotary)), turned(k, tuple(rotary))
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor:
         """The selecting head's query, its channels dealt out to the key heads: [B, Hkv, T, ceil(D / Hkv)]."""
@@ -79,7 +73,7 @@ class SelectiveAttention(EagerAttentionLayer):
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext, state: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         selecting = state.transpose(1, 2).flatten(2)[..., : self.head_dim]  # [B, Tk, D]
-        masked = selection_mask(selecting, k[:, 0], self.prepared(context)[1], self.scale)  # [B, Tk, Tk]
+        masked = selection_mask(selecting, k[:, 0], self.tables(context)[0], self.scale)  # [B, Tk, Tk]
         if q.shape[2] < masked.shape[1]:
             rows = torch.arange(q.shape[2], device=q.device) + context.query_start
             masked = masked.index_select(1, rows)

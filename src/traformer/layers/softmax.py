@@ -33,7 +33,7 @@ class SoftmaxAttentionLayer(AttentionLayer):
         temperature: bool = False,
         exclude_self: bool | str | list[bool] = False,
         sliding_window: int | None = None,
-        **more: Any,
+        **more: Any,  # LayerArguments, and the options of the method
     ) -> None:
         super().__init__(
             embed_dim,
@@ -45,7 +45,7 @@ class SoftmaxAttentionLayer(AttentionLayer):
             **more,
         )
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Tensor | None:
+    def make_mask(self, context: AttentionContext, hidden_states: Tensor) -> Tensor | None:
         """The mask [B or 1, 1, T, Tk] (own key included), or None where order and window alone decide what is seen."""
         length = hidden_states.shape[1]
         start = context.query_start
@@ -54,11 +54,6 @@ class SoftmaxAttentionLayer(AttentionLayer):
             if is_all and (length == 1 or start == 0 or self.window is not None):
                 return None
         return context.visible(length, hidden_states.device, self.window)
-
-    def mask(self, context: AttentionContext) -> Tensor | None:
-        """What `prepare` made of the mask."""
-        mask: Tensor | None = self.prepared(context)
-        return mask
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from traformer.layers.context import AttentionContext
+from traformer.layers.options import SoftmaxArguments
 from traformer.layers.rotary_option import check_rotary, rotary_tables, turned
 from traformer.layers.softmax import SoftmaxAttentionLayer
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import SoftmaxArguments
+from traformer.types import Options
 
 
 def length_scale(scale: Tensor, seen: Tensor) -> Tensor:
@@ -56,7 +53,7 @@ class ScalableSoftmaxAttention(SoftmaxAttentionLayer):
         self.log_scale = nn.Parameter(torch.full((self.num_heads,), float(self.option["init_scale"])))
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         check_rotary(cls.name, head_dim, options)
 
@@ -64,16 +61,11 @@ class ScalableSoftmaxAttention(SoftmaxAttentionLayer):
         super().reset_own_parameters()
         nn.init.constant_(self.log_scale, float(self.option["init_scale"]))
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
-        tables = rotary_tables(context, hidden_states, self.head_dim, self.option)
-        return super().prepare(context, hidden_states), tables
-
-    def mask(self, context: AttentionContext) -> Tensor | None:
-        mask: Tensor | None = self.prepared(context)[0]
-        return mask
+    def make_tables(self, context: AttentionContext, hidden_states: Tensor) -> tuple[Tensor, ...]:
+        return rotary_tables(context, hidden_states, self.head_dim, self.option)
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        return turned(q, self.prepared(context)[1]), turned(k, self.prepared(context)[1])
+        return turned(q, self.tables(context)), turned(k, self.tables(context))
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext

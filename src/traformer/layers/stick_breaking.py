@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 from torch import Tensor
 
 from traformer.errors import unknown_name
 from traformer.layers.context import AttentionContext
 from traformer.layers.eager import EagerAttentionLayer
+from traformer.layers.options import LayerArguments
 from traformer.ops.stick_breaking import stick_breaking_attention
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import LayerArguments
+from traformer.types import Options
 
 REMAINDERS = ("none", "self")
 
@@ -56,7 +53,7 @@ class StickBreakingAttention(EagerAttentionLayer):
         )
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         if options["remainder"] not in REMAINDERS:
             raise unknown_name("attention option remainder", options["remainder"], REMAINDERS)
@@ -64,5 +61,7 @@ class StickBreakingAttention(EagerAttentionLayer):
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        settings = {**self.settings(context), "remainder_to_self": self.option["remainder"] == "self"}
-        return stick_breaking_attention(q, k, v, self.visible(context), **settings)
+        to_self = self.option["remainder"] == "self"
+        return stick_breaking_attention(
+            q, k, v, self.visible(context), remainder_to_self=to_self, **self.settings(context)
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +10,10 @@ from torch import Tensor, nn
 
 from traformer.errors import InputError
 from traformer.layers.context import AttentionContext
+from traformer.layers.options import SoftmaxArguments
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.t5 import t5_buckets
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from traformer.layers.options import SoftmaxArguments
+from traformer.types import Options
 
 
 class T5BiasAttention(SoftmaxAttentionLayer):
@@ -48,12 +45,12 @@ class T5BiasAttention(SoftmaxAttentionLayer):
     def add_parameters(self) -> None:
         super().add_parameters()
         self.table_std = self.embed_dim**-0.5
-        self.bias_table = None
+        self.bias_table: nn.Parameter | None = None
         if self.layer_idx == self.leader:
             self.bias_table = nn.Parameter(torch.zeros(self.option["buckets"], self.num_heads))
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         buckets, far = options["buckets"], options["max_distance"]
         if not (isinstance(buckets, int) and isinstance(far, int) and 4 <= buckets < 2 * far):
@@ -67,20 +64,17 @@ class T5BiasAttention(SoftmaxAttentionLayer):
         if self.bias_table is not None:
             nn.init.normal_(self.bias_table, std=self.table_std)
 
-    def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Any:
+    def make_tables(self, context: AttentionContext, hidden_states: Tensor) -> tuple[Tensor, ...]:
         distances = context.distances(hidden_states.shape[1], hidden_states.device)
         buckets = t5_buckets(distances, self.option["buckets"], self.option["max_distance"])
+        assert self.bias_table is not None  # the leader has it
         # The table itself, not the bias made of it: what a checkpointed block computes again must start from
         # parameters.
-        return super().prepare(context, hidden_states), buckets, self.bias_table
-
-    def mask(self, context: AttentionContext) -> Tensor | None:
-        mask: Tensor | None = self.prepared(context)[0]
-        return mask
+        return buckets, self.bias_table
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
     ) -> tuple[Tensor, Tensor | None]:
-        _, buckets, table = self.prepared(context)
+        buckets, table = self.tables(context)
         bias = F.embedding(buckets, table).permute(0, 3, 1, 2)  # [B or 1, H, T, Tk]
         return self.softmax_attention(q, k, v, context, self.scale, bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from traformer.errors import InputError, unknown_name
 from traformer.layers.base import AttentionLayer
+from traformer.layers.cache import KeyValueCache
 from traformer.layers.context import AttentionContext
 from traformer.ops import (
     AttentionMap,
@@ -21,12 +22,24 @@ from traformer.ops import (
     threshold_relative_attention,
 )
 from traformer.ops.threshold_relative.backends import choose_backend
+from traformer.ops.threshold_relative.key_index import KeyIndex
+from traformer.ops.threshold_relative.options import KeyOptions
+from traformer.types import Options
 
 # Keys from which on an index of them pays: keeping it costs a token more than reading fewer keys than these.
 INDEX_FROM = 4096
 # Keys, and queries at once, from which on it pays to find out first which queries keep no key at all.
 BALLS_FROM = 16384
 BALLS_QUERIES = 64
+
+
+class _Speed(TypedDict):
+    """Options of the operator that decide its speed."""
+
+    score_bound: float | Tensor | None
+    key_index: KeyIndex | None
+    tolerance: float
+    backend: str
 
 
 class ThresholdRelativeAttention(AttentionLayer):
@@ -62,7 +75,7 @@ class ThresholdRelativeAttention(AttentionLayer):
         temperature: bool = False,
         tolerance: float = 2.0**-24,
         backend: str = "auto",
-        **more: Any,  # for models: layer_idx, leader, initialize; and the options of variants
+        **more: Any,  # the rest of LayerArguments, and the options of variants
     ) -> None:
         super().__init__(
             embed_dim,
@@ -84,7 +97,7 @@ class ThresholdRelativeAttention(AttentionLayer):
         self.decay_proj = nn.Linear(self.embed_dim, self.num_heads, bias=True)
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         threshold = options["threshold"]
         if not (isinstance(threshold, (int, float)) and 0 <= threshold < math.inf):
@@ -99,7 +112,7 @@ class ThresholdRelativeAttention(AttentionLayer):
         weights = attention_map(q, k, log_decay, **options).weights if context.output_attentions else None
         empty = self._empty_rows(q, k, options, context)
         if empty is not None:
-            q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"])
+            q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"] or 0)
         dropout_p = self.dropout_p if self.training else 0.0
         out = threshold_relative_attention(
             q, k, v, log_decay, **options, **speed, dropout_p=dropout_p, surrogate_width=self.surrogate_width
@@ -108,11 +121,11 @@ class ThresholdRelativeAttention(AttentionLayer):
 
     def _problem(
         self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext
-    ) -> tuple[Tensor, Tensor, dict[str, Any], dict[str, Any]]:
+    ) -> tuple[Tensor, Tensor, KeyOptions, _Speed]:
         """Queries and decay as the op takes them, options that decide the result, and options that decide the speed."""
         query_start, key_padding_mask = self._query_start(q, k, context)
         excluded = self.excluded_heads
-        options: dict[str, Any] = {
+        options: KeyOptions = {
             "scale": self.scale,
             "threshold": self.thresholds(hidden_states, context),
             "exclude_self": excluded if isinstance(excluded, bool) else torch.tensor(excluded, device=q.device),
@@ -120,7 +133,7 @@ class ThresholdRelativeAttention(AttentionLayer):
             "cu_seqlens": context.cu_seqlens,
             "query_start": query_start,
         }
-        speed = {
+        speed: _Speed = {
             "score_bound": self.score_bound(q.dtype),
             "key_index": self._key_index(k, context),
             "tolerance": self.option["tolerance"],
@@ -160,30 +173,30 @@ class ThresholdRelativeAttention(AttentionLayer):
         empty = self._empty_rows(q, k, options, context)
         if empty is None:
             return attention_stats(q, k, log_decay, **options, **speed)
-        q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"])
+        q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"] or 0)
         stats = attention_stats(q, k, log_decay, **options, **speed)
         return AttentionStats(stats.read, stats.kept.masked_fill(empty, 0))
 
-    def _empty_rows(self, q: Tensor, k: Tensor, options: dict[str, Any], context: AttentionContext) -> Tensor | None:
+    def _empty_rows(self, q: Tensor, k: Tensor, options: KeyOptions, context: AttentionContext) -> Tensor | None:
         """Which queries keep no key for certain, [B, Hq, T], where it pays to know: they would read all keys for it."""
         cache = context.layer_cache(self.layer_idx)
         if cache is None or k.shape[2] < BALLS_FROM or q.shape[2] < BALLS_QUERIES or not self.option["tolerance"]:
             return None
         if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)):
             return None
-        covered = getattr(cache, "covered", None)
-        balls = None if covered is None else covered(k)
+        balls = cache.covered(k) if isinstance(cache, KeyValueCache) else None
         return None if balls is None else balls.keeps_nothing(q, self.scale, options["threshold"])
 
-    def _key_index(self, k: Tensor, context: AttentionContext) -> Any:
+    def _key_index(self, k: Tensor, context: AttentionContext) -> KeyIndex | None:
         """The cache's index of its keys, where it keeps one and the kernel that will run can use it; else None."""
         cache = context.layer_cache(self.layer_idx)
         if cache is None or k.shape[2] < INDEX_FROM or torch.compiler.is_compiling():
             return None
-        indexed = getattr(cache, "indexed", None)
-        if indexed is None or choose_backend(self.option["backend"], k.device, k.dtype, k.shape[3]) != "cpu":
+        if not isinstance(cache, KeyValueCache):
             return None
-        return indexed(k)
+        if choose_backend(self.option["backend"], k.device, k.dtype, k.shape[3]) != "cpu":
+            return None
+        return cache.indexed(k)
 
     def _query_start(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[int, Tensor | None]:
         """Where the first query stands, as a number, and the padding mask that goes with it."""

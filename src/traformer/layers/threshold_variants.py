@@ -1,8 +1,8 @@
-"""TRA's ablations and extensions: one layer with a switch for each part; `named.py` has the names."""
+"""TRA's ablations and extensions: one layer with a switch for each part; `traformer.methods` has the names."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +12,13 @@ from traformer.errors import InputError, unknown_name
 from traformer.layers.alibi import slope_bias
 from traformer.layers.context import AttentionContext
 from traformer.layers.forgetting import cumulative_gates, log_forget_gates
-from traformer.layers.options import check_bool, gate_biases, is_number
+from traformer.layers.options import ThresholdArguments, check_bool, gate_biases, is_number
 from traformer.layers.threshold_relative import ThresholdRelativeAttention
 from traformer.ops import AttentionMap
 from traformer.ops.alibi import alibi_slopes
 from traformer.ops.eager import widened
 from traformer.ops.threshold_variants import threshold_variant_attention
+from traformer.types import Options
 
 DISTANCES = ("contextual", "ordinary", "forgetting", "none")
 DECAYS = ("gate", "fixed")
@@ -66,7 +67,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         margin: float = 0.0,
         straight_through: bool = False,
         learned_threshold: bool = False,
-        **more: Any,  # TRA's own arguments
+        **more: Unpack[ThresholdArguments],
     ) -> None:
         super().__init__(
             embed_dim,
@@ -99,7 +100,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             self.threshold_proj.bias_start = _START_OF_LEARNED_THRESHOLD  # type: ignore[assignment]
 
     @classmethod
-    def check_options(cls, options: dict[str, Any], num_heads: int, head_dim: int) -> None:
+    def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
         super().check_options(options, num_heads, head_dim)
         for name, known in (("distance", DISTANCES), ("decay", DECAYS)):
             if options[name] not in known:

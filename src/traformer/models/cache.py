@@ -20,7 +20,7 @@ class GrowingLayer(KeyValueCache, DynamicLayer):
 
 
 class TraformerCache(DynamicCache):
-    """What a Traformer model remembers of the tokens it has read: one GrowingLayer a block.
+    """What a Traformer model remembers of the tokens it has read: one GrowingLayer per block.
 
     Besides transformers' own methods: `cut` and `join`. In TRA (and any method that writes no position into its keys) a
     piece of a cache means the same wherever it stands, so caches of separate texts can be joined and read together.

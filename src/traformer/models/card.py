@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from traformer import __version__
-from traformer.methods import stack_of
+from traformer.methods import StackConfig, stack_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -73,17 +73,17 @@ def _shape(model: PreTrainedModel) -> str:
     )
 
 
-def _names(config: Any) -> list[str]:
+def _names(config: StackConfig) -> list[str]:
     """The methods of the stack, each once."""
     return list(dict.fromkeys(method.attention for method in stack_of(config)))
 
 
-def _norm(config: Any, on: str, off: str) -> str:
+def _norm(config: StackConfig, on: str, off: str) -> str:
     norms = {on if method.qk_norm else off: None for method in stack_of(config)}
     return ", ".join(norms) + (" by layer" if len(norms) > 1 else "")
 
 
-def _options(config: Any) -> str:
+def _options(config: StackConfig) -> str:
     """The options; in a stack of several methods, with the layers that have them."""
     stack = stack_of(config)
     alike = all(method.is_same(stack[0]) for method in stack)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from traformer.models.config import TraformerConfig
 logger = logging.get_logger(__name__)
 
 
-def check_prompt(prompt: Any, attention_mask: Tensor | None, vocab_size: int) -> None:
+def check_prompt(prompt: object, attention_mask: Tensor | None, vocab_size: int) -> None:
     """Raise InputError for a prompt that is empty, ragged or holds ids outside the vocabulary.
 
     Padding on the right is a warning, as in transformers: generation continues after the padding.
@@ -27,7 +27,7 @@ def check_prompt(prompt: Any, attention_mask: Tensor | None, vocab_size: int) ->
                 "pass attention_mask with 0 at the padding"
             )
         raise InputError("input_ids must be a tensor [batch, length]; wrap the list in torch.tensor")
-    if prompt is None or prompt.dim() != 2 or prompt.shape[1] == 0:
+    if not isinstance(prompt, Tensor) or prompt.dim() != 2 or prompt.shape[1] == 0:
         raise InputError("the prompt is empty; give input_ids [batch, length] with at least one token")
     check_ids(prompt, vocab_size)
     if attention_mask is None:
@@ -73,7 +73,7 @@ def check_memory(config: TraformerConfig, rows: int, length: int, dtype: torch.d
         )
 
 
-def check_loaded(info: Any, path: Any, attention: Any) -> None:
+def check_loaded(info: Mapping[str, Iterable[str]], path: object, attention: object) -> None:
     """Raise InputError where a checkpoint's weights are not those of the model they were loaded into.
 
     The head may be missing (a base model's checkpoint; transformers warns that it is new) or be left out (a base model

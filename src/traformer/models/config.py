@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import field, fields
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from traformer.errors import InputError, unknown_name
 from traformer.layers import check_stack
 from traformer.methods import resolve_stack
 from traformer.presets import PRESETS
+from traformer.types import JsonObject
 
 RESIDUALS = ("normed", "prenorm")
 
@@ -36,7 +38,7 @@ class TraformerConfig(PretrainedConfig):
     FORMAT_VERSION: ClassVar[int] = 1
 
     attention: str | list[str] = "tra"
-    attention_options: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
+    attention_options: JsonObject | list[JsonObject] = field(default_factory=dict)
     vocab_size: int = 256
     hidden_size: int = 256
     num_hidden_layers: int = 4
@@ -112,12 +114,12 @@ class TraformerConfig(PretrainedConfig):
         return cls(**{**PRESETS[name], **overrides})
 
 
-def _require_positive(name: str, value: Any) -> None:
+def _require_positive(name: str, value: int) -> None:
     if not (isinstance(value, int) and value > 0):
         raise InputError(f"{name} must be a positive whole number, not {value!r}")
 
 
-def _refuse_misspelt(extra: dict[str, Any], known: list[str]) -> None:
+def _refuse_misspelt(extra: Iterable[str], known: list[str]) -> None:
     """The base class takes any keyword and keeps it unused; one that looks like a field is a typing error."""
     for name in extra:
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.8)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -96,21 +96,21 @@ class TraformerModel(TraformerPreTrainedModel, Trunk):
     def __init__(self, config: TraformerConfig) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_token_id)
-        self.layers: Any = nn.ModuleList(DecoderBlock(config, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderBlock(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.leaders = self.find_leaders()
         self.post_init()
 
     @property
-    def blocks(self) -> Any:
+    def blocks(self) -> nn.ModuleList:
         return self.layers
 
     @property
     def final_norm(self) -> nn.Module:
         return self.norm
 
-    def attention_of(self, block: Any) -> AttentionLayer:
-        return block.self_attn
+    def attention_of(self, block: nn.Module) -> AttentionLayer:
+        return cast(DecoderBlock, block).self_attn
 
     def drop_embeddings(self, x: Tensor) -> Tensor:
         return dropout(x, self.config.hidden_dropout, self.training)

@@ -7,8 +7,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import Cache, GenerationConfig, GenerationMixin
+from transformers.generation import GenerationMode
 
 from traformer.models.checks import check_memory, check_prompt
+from traformer.types import JsonObject
 
 
 class CheckedGenerationMixin(GenerationMixin):
@@ -32,11 +34,11 @@ class CheckedGenerationMixin(GenerationMixin):
     def _prepare_cache_for_generation(
         self,
         generation_config: GenerationConfig,
-        model_kwargs: dict[str, Any],
-        generation_mode: Any,
+        model_kwargs: JsonObject,
+        generation_mode: GenerationMode,
         batch_size: int,
         max_cache_length: int,
-    ) -> Any:
+    ) -> bool:
         """Where generate would make a stock dynamic cache, ours; and a word before memory runs out, not after."""
         if generation_config.use_cache:
             rows = batch_size * max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1)
@@ -44,7 +46,7 @@ class CheckedGenerationMixin(GenerationMixin):
             stock = generation_config.cache_implementation in (None, "dynamic")
             if stock and model_kwargs.get("past_key_values") is None:
                 model_kwargs["past_key_values"] = self.base_model.new_cache()
-                return None
+                return False
         return super()._prepare_cache_for_generation(  # type: ignore[misc]
             generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
         )

@@ -8,12 +8,15 @@ own list of saved tensors); attention maps only for methods that make them, as m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from traformer.errors import InputError
 from traformer.methods import EAGER, TORCH, Method, stack_of
+
+if TYPE_CHECKING:
+    import torch
 
 FLOAT = 4
 QUERY_BLOCK = 512  # of traformer.ops.eager, which this module need not load
@@ -64,7 +67,7 @@ def _map_floats(method: Method, model_config: Any, length: int, training: bool) 
     return 0, 0
 
 
-def available_memory(device: Any = None) -> int:
+def available_memory(device: torch.device | str | None = None) -> int:
     """Bytes that may still be taken on the device, or in the machine (or container) for the CPU."""
     if device is not None and getattr(device, "type", device) == "cuda":
         import torch

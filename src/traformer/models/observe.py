@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -90,17 +89,19 @@ def observe(
             del layer.attend  # the class's own shows again
 
 
-def _observed(layer: AttentionLayer, with_weights: bool, visit: Callable[[Attended], None]) -> Callable[..., Any]:
+def _observed(
+    layer: AttentionLayer, with_weights: bool, visit: Callable[[Attended], None]
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
     attend = layer.attend
-    whole_map: Any = getattr(layer, "whole_map", None)
+    whole_map = layer.whole_map if isinstance(layer, ThresholdRelativeAttention) else None
 
     def observed(
         q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext, *state: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         # Weights and kept keys are parts of one map: it is made once for both. In training, where thresholds may be
         # drawn, the layer's own weights belong to its own draw.
-        once = with_weights and whole_map is not None and not (layer.training or context.output_attentions)
-        if once and (found := whole_map(q, k, hidden_states, context)) is not None:
+        once = with_weights and not (layer.training or context.output_attentions)
+        if once and whole_map is not None and (found := whole_map(q, k, hidden_states, context)) is not None:
             out, _ = attend(q, k, v, hidden_states, context, *state)
             visit(Attended(layer, q, k, v, hidden_states, context, found.weights, found.keep))
             return out, None

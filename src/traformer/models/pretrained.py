@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from traformer.errors import InputError, RunError
 from traformer.models.from_run import DECIDED_BY_RUN, load_weights
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.tasks.text import TOKENIZER_FOLDER
+from traformer.types import JsonObject
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,13 +46,13 @@ def read_model_config(path: str | Path) -> TraformerConfig:
     return TraformerConfig.from_pretrained(str(folder))
 
 
-def settings_from(path: str | Path) -> dict[str, Any]:
+def settings_from(path: str | Path) -> JsonObject:
     """The settings of a run that starts from `path`: its model, and where they are known its task and tokenizer."""
     from traformer.models import TraformerConfig
 
     found = read_model_config(path)
     own = [item.name for item in dataclasses.fields(TraformerConfig) if item.name in TraformerConfig.__annotations__]
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         **_attention_settings(found, path),
         "model_options": {name: getattr(found, name) for name in own if name not in _NOT_SETTINGS},
     }
@@ -67,13 +68,13 @@ def settings_from(path: str | Path) -> dict[str, Any]:
     return settings
 
 
-def _attention_settings(found: TraformerConfig, path: str | Path) -> dict[str, Any]:
+def _attention_settings(found: TraformerConfig, path: str | Path) -> JsonObject:
     """Attention and options of a model as a run's config has them: of a mixture, names and a mapping from them."""
     if isinstance(found.attention, str) and isinstance(found.attention_options, dict):
         return {"attention": found.attention, "attention_options": dict(found.attention_options)}
     names = list(found.attention)
     given = list(found.attention_options)
-    options: dict[str, Any] = {}
+    options: JsonObject = {}
     for name, own in zip(names, given, strict=True):
         if options.setdefault(name, own) != own:
             raise InputError(f"{path} uses {name} with different options in different layers; give its run folder")

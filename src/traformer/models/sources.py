@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from traformer.errors import InputError, first_line
+from traformer.types import JsonObject
 
 
 def load_source(name: str) -> tuple[Any, Any]:
@@ -28,7 +29,7 @@ def load_source(name: str) -> tuple[Any, Any]:
     return model, _tokenizer(place, options)
 
 
-def _place(name: str) -> tuple[str, dict[str, Any]]:
+def _place(name: str) -> tuple[str, JsonObject]:
     """What from_pretrained takes for the name."""
     path = Path(name).expanduser()
     if path.suffix.lower() == ".gguf":
@@ -46,7 +47,7 @@ def _place(name: str) -> tuple[str, dict[str, Any]]:
     return name, {}
 
 
-def _tokenizer(place: str, options: dict[str, Any]) -> Any:
+def _tokenizer(place: str, options: JsonObject) -> Any:
     from transformers import AutoTokenizer
 
     try:

@@ -15,6 +15,7 @@ from traformer.layers import AttentionContext, AttentionLayer
 from traformer.layers.context import make_context
 from traformer.models.cache import TraformerCache
 from traformer.models.checks import check_ids
+from traformer.types import Options
 
 logger = logging.get_logger(__name__)
 
@@ -27,14 +28,14 @@ class Trunk(PreTrainedModel):
     output_class: ClassVar[type[ModelOutput]] = BaseModelOutputWithPast
 
     @property
-    def blocks(self) -> Any:
+    def blocks(self) -> nn.ModuleList:
         raise NotImplementedError
 
     @property
     def final_norm(self) -> nn.Module:
         raise NotImplementedError
 
-    def attention_of(self, block: Any) -> AttentionLayer:
+    def attention_of(self, block: nn.Module) -> AttentionLayer:
         raise NotImplementedError
 
     @property
@@ -45,7 +46,7 @@ class Trunk(PreTrainedModel):
         """The first layer of each method and options: it prepares what the others of its kind use, too."""
         return sorted({layer.leader for layer in self.attention_layers})
 
-    def check_keywords(self, keywords: dict[str, Any]) -> None:
+    def check_keywords(self, keywords: Options) -> None:
         """Refuse what forward was given and this decoder cannot honour."""
 
     def embed(self, x: Tensor, context: AttentionContext) -> Tensor:
@@ -137,7 +138,7 @@ class Trunk(PreTrainedModel):
         return True
 
 
-def _packing_keyword(cu_seqlens: Tensor | None, kwargs: dict[str, Any]) -> Tensor | None:
+def _packing_keyword(cu_seqlens: Tensor | None, kwargs: Options) -> Tensor | None:
     """transformers' data collators name the packing as FlashAttention does: cu_seq_lens_q and its companions."""
     queries, keys = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
     if queries is None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, reverse_cumsum, softmax_over, widened
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from typing_extensions import Unpack
 
 from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores
 

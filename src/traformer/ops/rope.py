@@ -18,8 +18,8 @@ def rope_tables(position_ids: Tensor, head_dim: int, theta: float, dtype: torch.
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def apply_rope(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn x [B, H, T, D]: channel e and channel e + D/2 make a pair."""
+def apply_rope(x: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+    """x [B, H, T, D] rotated by the cosines and sines of `rope_tables`: channels e and e + D/2 make a pair."""
     cos, sin = tables
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

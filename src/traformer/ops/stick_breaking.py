@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from typing_extensions import Unpack
 
 from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, reverse_cumsum
 

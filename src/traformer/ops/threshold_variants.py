@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
-from typing_extensions import Unpack
 
 from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, reverse_cumsum
 

@@ -5,9 +5,6 @@ Importing this package does not load torch; only drawing a batch does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from traformer.errors import unknown_name
 from traformer.tasks.algorithmic import Algorithmic
 from traformer.tasks.base import Batch, Split, Task
@@ -19,6 +16,7 @@ from traformer.tasks.lengths import parse_lengths
 from traformer.tasks.overlaps import Overlap, overlap
 from traformer.tasks.recall import Recall
 from traformer.tasks.text import Text
+from traformer.types import Options
 
 TASKS: dict[str, type[Task]] = {
     task.name: task for task in (FlipFlop, Copy, Induction, Instructions, Recall, Algorithmic, Text)
@@ -57,6 +55,6 @@ def length_setting(name: str) -> str:
     return task_class(name).length_setting
 
 
-def build_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
+def build_task(name: str, options: Options | None = None) -> Task:
     """A task by name, with its options as a run's config holds them."""
     return task_class(name).from_options(options or {})

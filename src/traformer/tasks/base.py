@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self, TypeAlias, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,13 @@ from traformer.tasks import rng
 from traformer.tasks.checks import store, whole
 from traformer.tasks.lengths import buckets, length_label, parse_lengths
 from traformer.tasks.tokens import PAD
+from traformer.types import JsonObject, Options
 
 if TYPE_CHECKING:
     import torch
 
 _CHANCE_EXAMPLES, _CHANCE_TOKENS = 4096, 1 << 20  # most that a guess is counted on
+TokenIds: TypeAlias = Union[Iterable[int], NDArray[np.int64], "torch.Tensor"]
 TEST_STREAM = 1 << 62  # set in every test seed and in no training seed
 
 
@@ -240,8 +242,8 @@ class Task(ABC):
                 raise unknown_name(f"{self.name} token", word, _shortened(self.token_names))
         return [known[word] for word in text.split()]
 
-    def _words(self, ids: Any) -> list[str]:
-        tokens = [int(token) for token in (ids.tolist() if hasattr(ids, "tolist") else ids)]
+    def _words(self, ids: TokenIds) -> list[str]:
+        tokens = token_list(ids)
         while tokens and tokens[-1] == self.pad_id:
             tokens.pop()
         names = self.token_names
@@ -250,7 +252,7 @@ class Task(ABC):
                 raise InputError(f"ids holds {token}, but {self.name} has token ids 0 to {len(names) - 1} only")
         return [names[token] for token in tokens]
 
-    def decode(self, ids: Any) -> str:
+    def decode(self, ids: TokenIds) -> str:
         """One line of text for one example's ids (a sequence, array or tensor); padding at the end is left off."""
         return " ".join(self._words(ids))
 
@@ -268,23 +270,23 @@ class Task(ABC):
         """The names of the constructor's settings."""
         return [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
-    def to_options(self) -> dict[str, Any]:
+    def to_options(self) -> JsonObject:
         """The task's settings as plain values, as a run's config.yaml holds them."""
         settings = {name: getattr(self, name) for name in self.setting_names()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in settings.items()}
 
     @classmethod
-    def notice(cls, options: Mapping[str, Any]) -> str | None:
+    def notice(cls, options: Options) -> str | None:
         """What a person should know before the task is used with these options; None: nothing."""
         return None
 
     @classmethod
-    def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def stored_options(cls, options: Options) -> JsonObject:
         """The options as a run stores them: what depends on the folder or the machine is spelled out."""
         return dict(options)
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any]) -> Task:
+    def from_options(cls, options: Options) -> Task:
         """The inverse of `to_options`."""
         for name in options:
             if name not in cls.setting_names():
@@ -338,16 +340,21 @@ class SequenceTask(Task):
         return (self.length if self.min_length is None else self.min_length), self.length
 
 
-def check_lengths(task: Task, low_name: str, low: Any, high_name: str, high: Any) -> tuple[int, int]:
+def check_lengths(task: Task, low_name: str, low: object, high_name: str, high: object) -> tuple[int, int]:
     """Both ends as ints, or a sentence that names the one that is wrong."""
-    high, low = whole(high_name, high), whole(low_name, low)
-    for name, value in ((high_name, high), (low_name, low)):
+    most, least = whole(high_name, high), whole(low_name, low)
+    for name, value in ((high_name, most), (low_name, least)):
         if value < task.shortest:
-            least = f"{task.name} needs at least {task.shortest} {task.length_unit}"
-            raise InputError(f"{name} {value} is too short; {least}")
-    if low > high:
-        raise InputError(f"{low_name} {low} is greater than {high_name} {high}; give a smaller {low_name}")
-    return low, high
+            need = f"{task.name} needs at least {task.shortest} {task.length_unit}"
+            raise InputError(f"{name} {value} is too short; {need}")
+    if least > most:
+        raise InputError(f"{low_name} {least} is greater than {high_name} {most}; give a smaller {low_name}")
+    return least, most
+
+
+def token_list(ids: TokenIds) -> list[int]:
+    """The ids of a sequence, array or tensor."""
+    return [int(token) for token in (ids.tolist() if hasattr(ids, "tolist") else ids)]
 
 
 def best_constant_answer(arrays: Arrays, metric: str) -> float:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from traformer.tasks.copy import draw_unique
 from traformer.tasks.induction import expected_commonest_share
 from traformer.tasks.lengths import draw_lengths, length_label
 from traformer.tasks.tokens import BOS, FIRST_SYMBOL, NO_SOURCE, PAD, SEP, SPECIAL_TOKENS
+from traformer.types import JsonObject, Options
 
 if TYPE_CHECKING:
     from traformer.data import TokenizedText
@@ -88,11 +88,11 @@ class Recall(SequenceTask):
             raise InputError(f"{most} pairs need as many keys, there are {self.keys}; give more keys or fewer pairs")
 
     @classmethod
-    def notice(cls, options: Mapping[str, Any]) -> str | None:
+    def notice(cls, options: Options) -> str | None:
         return None if "data" in options else DEFAULT_NOTE
 
     @classmethod
-    def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def stored_options(cls, options: Options) -> JsonObject:
         return {**options, "data": list(checked_places(options.get("data", cls.data)))}
 
     @property

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,11 @@ from numpy.typing import NDArray
 from traformer.data.corpus import DEFAULT_NOTE, checked_places, resolve
 from traformer.errors import InputError, RunError
 from traformer.tasks import rng
-from traformer.tasks.base import TEST_STREAM, Arrays, Batch, Split, Task, check_lengths
+from traformer.tasks.base import TEST_STREAM, Arrays, Batch, Split, Task, TokenIds, check_lengths, token_list
 from traformer.tasks.checks import store
 from traformer.tasks.lengths import length_label
 from traformer.tasks.tokens import NO_SOURCE
+from traformer.types import JsonObject, Options
 
 if TYPE_CHECKING:
     from traformer.data import Corpus, TextTokenizer, TokenizedText
@@ -65,11 +65,11 @@ class Text(Task):
         store(self, length=length)
 
     @classmethod
-    def notice(cls, options: Mapping[str, Any]) -> str | None:
+    def notice(cls, options: Options) -> str | None:
         return None if options.get("data") else DEFAULT_NOTE
 
     @classmethod
-    def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def stored_options(cls, options: Options) -> JsonObject:
         stored = {**options, "data": list(checked_places(options.get("data", ())) or resolve(()))}
         if "tokenizer" in options:
             stored["tokenizer"] = _absolute(options["tokenizer"])
@@ -198,8 +198,8 @@ class Text(Task):
     def encode(self, text: str) -> list[int]:
         return self.text_tokenizer.encode(text)
 
-    def decode(self, ids: Any) -> str:
-        return self.text_tokenizer.decode(int(token) for token in (ids.tolist() if hasattr(ids, "tolist") else ids))
+    def decode(self, ids: TokenIds) -> str:
+        return self.text_tokenizer.decode(token_list(ids))
 
     def format(self, batch: Batch, row: int, markup: bool = False) -> str:
         """The window's text; all of it but the first token is scored, so nothing is marked."""
@@ -211,7 +211,7 @@ class Text(Task):
         return text
 
 
-def _absolute(tokenizer: Any) -> Any:
+def _absolute(tokenizer: object) -> object:
     """A tokenizer's folder as an absolute path; names such as bytes and gpt2 as they are."""
     if not isinstance(tokenizer, str) or tokenizer in ("", "bytes"):
         return tokenizer

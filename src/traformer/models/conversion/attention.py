@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.initialization import guard_torch_init_functions
 
-from traformer.layers import AttentionContext, AttentionLayer, RMSNorm, layer_class, rms_norm
+from traformer.layers import AttentionContext, AttentionLayer, RMSNorm, layer_class
 from traformer.layers.initialization import fill, reset_bias, reset_module
+from traformer.layers.options import LayerConfig
 from traformer.methods import METHODS
 from traformer.ops.alibi import alibi_slopes
 
@@ -24,7 +24,7 @@ class ConvertedAttention(AttentionLayer):
     k_norm: nn.Module | None
     resid_dropout: nn.Module | None
 
-    def take_over(self, source: nn.Module, config: Any) -> None:
+    def take_over(self, source: nn.Module, config: LayerConfig) -> None:
         """Modules of the shape that the source's weights have; the weights themselves come with a state dict."""
         width, heads = self.head_dim, self.num_heads
         if hasattr(source, "c_attn"):  # GPT-2: one fused projection, weights the other way round
@@ -40,23 +40,17 @@ class ConvertedAttention(AttentionLayer):
         if not self.qk_norm:
             self.scale = float(source.scaling)  # type: ignore[arg-type]
 
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, length, _ = hidden_states.shape
-        q = self.q_proj(hidden_states).view(batch, length, self.num_heads, self.head_dim)
-        k = self.k_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
-        v = self.v_proj(hidden_states).view(batch, length, self.num_key_heads, self.head_dim)
-        if self.qk_norm:
-            q, k = rms_norm(q), rms_norm(k)
-        elif self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    def norm_heads(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is not None and self.k_norm is not None:  # only where our own QK-norm is off
+            return self.q_norm(q), self.k_norm(k)
+        return super().norm_heads(q, k)
 
     def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         context: AttentionContext,
         collected: dict[int, Tensor | None] | None = None,
-        **others: Any,
+        **others: object,
     ) -> tuple[Tensor, Tensor | None]:
         """As every layer of ours; `others` is what a block of the source passes for its own attention."""
         out, weights = super().forward(hidden_states, context)
@@ -97,7 +91,7 @@ def converted_layer(attention: str) -> type[ConvertedAttention]:
     return type(f"Converted{layer.__name__}", (ConvertedAttention, layer), {"__module__": __name__})
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> type[ConvertedAttention]:
     """A converted layer's class by its name, so that models can be pickled."""
     for method in METHODS.values():
         if not method.is_configuration and name == f"Converted{method.layer.partition(':')[2]}":

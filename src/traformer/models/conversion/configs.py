@@ -25,6 +25,7 @@ from transformers import (
 from traformer.errors import InputError
 from traformer.layers import check_stack
 from traformer.methods import stack_of
+from traformer.types import JsonObject
 
 
 def _config_class(source: type[PretrainedConfig], names: dict[str, str]) -> type[PretrainedConfig]:
@@ -37,7 +38,7 @@ def _config_class(source: type[PretrainedConfig], names: dict[str, str]) -> type
         trunk_names: ClassVar[dict[str, str]] = names
 
         attention: str | list[str] = "tra"
-        attention_options: dict[str, Any] | list[dict[str, Any]] = field(default_factory=dict)
+        attention_options: JsonObject | list[JsonObject] = field(default_factory=dict)
         qk_norm: bool | list[bool] = False  # True: ours, without a learned scale; False: as the source has it
         keep_positions: bool = False  # of a source that adds learned ones
         embedding_range: float = 0.02  # a uniform range with the root mean square of the token embeddings
@@ -67,7 +68,7 @@ def _config_class(source: type[PretrainedConfig], names: dict[str, str]) -> type
 
 _USUAL = {"blocks_name": "layers", "attention_name": "self_attn", "norm_name": "norm"}
 # A family whose blocks pass keywords on to their attention is one line here, and the shared tests pick it up.
-CONFIGS: dict[str, Any] = {
+CONFIGS: JsonObject = {
     LlamaConfig.model_type: _config_class(LlamaConfig, _USUAL),
     MistralConfig.model_type: _config_class(MistralConfig, _USUAL),
     Qwen2Config.model_type: _config_class(Qwen2Config, _USUAL),

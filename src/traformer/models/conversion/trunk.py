@@ -13,6 +13,7 @@ from traformer.layers import AttentionContext, AttentionLayer
 from traformer.methods import stack_of
 from traformer.models.conversion.attention import ConvertedAttention, converted_layer
 from traformer.models.trunk import Trunk
+from traformer.types import Options
 
 
 class ConvertedTrunk(Trunk):
@@ -36,14 +37,14 @@ class ConvertedTrunk(Trunk):
         self.post_init()
 
     @property
-    def blocks(self) -> Any:
+    def blocks(self) -> nn.ModuleList:
         return getattr(self, self.blocks_name)
 
     @property
     def final_norm(self) -> nn.Module:
         return getattr(self, self.norm_name)
 
-    def attention_of(self, block: Any) -> AttentionLayer:
+    def attention_of(self, block: nn.Module) -> AttentionLayer:
         return getattr(block, self.attention_name)
 
     def drop_positions(self) -> None:
@@ -59,7 +60,7 @@ class ConvertedTrunk(Trunk):
         if isinstance(module, ConvertedAttention):  # after its children
             module.start_added()
 
-    def check_keywords(self, keywords: dict[str, Any]) -> None:
+    def check_keywords(self, keywords: Options) -> None:
         for name in ("token_type_ids", "encoder_hidden_states"):
             if keywords.get(name) is not None:
                 raise InputError(f"a converted model takes no {name}")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from typing_extensions import Unpack
 
 from traformer.errors import InputError
 from traformer.ops.threshold_relative import reference

@@ -17,11 +17,11 @@ import tempfile
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from traformer.ops.threshold_relative.triton.configurations import COUNT_BY_TRIANGLE, block_d, configuration
+from traformer.types import JsonObject
 
 # Name: how triton calls it, and the most shared memory one program may have (bytes).
 ARCHITECTURES: dict[str, tuple[str, int | str, int, int]] = {
@@ -68,7 +68,7 @@ class Compiled:
     code: str  # PTX, or AMD assembly
 
 
-def kernels() -> dict[str, Any]:
+def kernels() -> JsonObject:
     """Every kernel by the name of its configuration."""
     from traformer.ops.threshold_relative.triton import backward_kernels, decode_kernels, forward_kernel, summaries
 
@@ -105,7 +105,7 @@ def compile_kernel(
         chosen = configuration({"summary": "forward", "join": "decode"}.get(name, name), element, head_size)
         shape = (chosen.rows, chosen.keys, 4 if name in ("summary", "join") else chosen.warps)
     rows, keys, warps = shape
-    constants: dict[str, Any] = {
+    constants: JsonObject = {
         "HEAD_SIZE": head_size, "BLOCK_D": block_d(head_size), "BLOCK_M": rows, "BLOCK_N": keys,
         "CHUNK": 1 if dtype == "fp32" else 8, "ALIGN": 16 if head_size % 16 == 0 else 8, "NEEDS_GRAD": True,
         "NEAR": False, "INDEX_BLOCK": 64,
@@ -190,7 +190,7 @@ HEAD_SIZES = (64, 128, 256)
 COLUMNS = ("kernel", "dtype", "head_size", "architecture", "rows", "keys", "warps", "shared", "registers", "spills")
 
 
-def record(compiled: Compiled) -> dict[str, Any]:
+def record(compiled: Compiled) -> JsonObject:
     """A row of the table."""
     row = {name: getattr(compiled, name) for name in COLUMNS}
     if compiled.architecture.startswith("sm_"):
@@ -198,7 +198,7 @@ def record(compiled: Compiled) -> dict[str, Any]:
     return row
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[JsonObject]) -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(str(row[name]) for name in COLUMNS) + " |" for row in rows]
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from torch import Tensor
 from traformer.ops.threshold_relative.dropout import drop_limit
 from traformer.ops.threshold_relative.problem import Problem
 from traformer.ops.threshold_relative.triton.configurations import COUNT_BY_TRIANGLE, block_d
+from traformer.types import JsonObject
 
 
 def strides(align: int, **tensors: Tensor) -> dict[str, int]:
@@ -25,7 +26,7 @@ def two_floats(x: float) -> tuple[float, float]:
     return high, x - high
 
 
-def common_arguments(problem: Problem, align: int) -> dict[str, Any]:
+def common_arguments(problem: Problem, align: int) -> JsonObject:
     """What the forward, backward and decode kernels all take."""
     q, padding, dropout = problem.q, problem.key_padding_mask, problem.dropout_p > 0.0
     threshold_value, threshold_rest = two_floats(problem.threshold_value)
