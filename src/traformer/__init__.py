@@ -1,4 +1,4 @@
-"""Traformer: decoder-only transformers that stay right on sequences far longer than they were trained on."""
+"""Traformer: decoder-only transformers that stay accurate on sequences far longer than those they were trained on."""
 
 from __future__ import annotations
 

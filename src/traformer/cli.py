@@ -23,27 +23,30 @@ from traformer.terminal import warn
 # command: (module, what `tra --help` says)
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "list": ("traformer.commands.list_names", "list tasks, attention methods, presets and experiments"),
-    "show": ("traformer.commands.show", "print examples of a task, readably"),
-    "data": ("traformer.commands.data", "tokenise text into the cache, and report what is in it"),
+    "show": ("traformer.commands.show", "print examples of a task"),
+    "data": ("traformer.commands.data", "tokenise text into the cache and report what it contains"),
     "train": ("traformer.commands.train", "train a model into a run folder, or resume one"),
     "eval": ("traformer.commands.evaluate", "measure a run by length, far beyond its training length"),
-    "convert": ("traformer.commands.convert", "put another attention into a decoder that is trained already"),
+    "convert": ("traformer.commands.convert", "replace the attention of a pretrained decoder"),
     "generate": ("traformer.commands.generate", "continue a prompt with a run's model, token by token"),
     "diagnose": (
         "traformer.commands.diagnose",
-        "why a run fails beyond its length: residue, up-weighting",
+        "measure why a run fails beyond its training length: residue and up-weighting",
     ),
     "stretch": (
         "traformer.commands.stretch",
-        "how far runs stretch: accuracy, keys read and time, to a million tokens",
+        "measure accuracy, keys read and time at up to a million tokens",
     ),
     "explore": ("traformer.commands.explore", "write a page that shows what each head looks at, keeps and removes"),
     "report": ("traformer.commands.report", "write report.html and report.md from run folders"),
     "sweep": ("traformer.commands.sweep", "run every cell of an experiment: train, evaluate, report"),
-    "reproduce": ("traformer.commands.reproduce", "the paper's tables: run what is missing, print them with verdicts"),
-    "demo": ("traformer.commands.demo", "TRA beside RoPE on two tasks, in minutes on two cores"),
+    "reproduce": (
+        "traformer.commands.reproduce",
+        "reproduce the paper's tables: run what is missing, print them with verdicts",
+    ),
+    "demo": ("traformer.commands.demo", "train and compare TRA and RoPE on two tasks; takes minutes on two cores"),
     "bench": ("traformer.commands.bench", "measure speed and memory"),
-    "completion": ("traformer.commands.completion", "print a script that completes all this in bash, zsh or fish"),
+    "completion": ("traformer.commands.completion", "print a tab-completion script for bash, zsh or fish"),
 }
 
 
@@ -81,7 +84,7 @@ def build_parser(argv: Sequence[str]) -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    0 all went well; 1 a part failed (a cell of a sweep); 2 something the user can mend; 130 stopped by Ctrl-C; 143
+    0 success; 1 a part failed (a cell of a sweep); 2 an error that the user can fix; 130 stopped by Ctrl-C; 143
     stopped by SIGTERM; 141 the reader of the output has gone.
     """
     argv = list(sys.argv[1:] if argv is None else argv)

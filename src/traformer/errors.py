@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: each carries one sentence that says what was wrong and what to do."""
+"""Errors that the user can fix: each has one sentence that says what was wrong and what to do."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from traformer.types import JsonObject, Options
 
 # How a method is computed: by TRA's fused operator, by torch's fused attention, in plain torch, or step by step.
 OPERATOR, TORCH, EAGER, RECURRENCE = "operator", "torch", "eager", "recurrence"
-# What a name is for: TRA itself, another method, TRA with parts exchanged or added, a peer with other options.
+# What a name is for: TRA itself, another method, TRA with parts replaced or added, a peer with other options.
 TRA, PEER, SKYLINE, ABLATION, EXTENSION, PEER_VARIANT = "tra", "peer", "skyline", "ablation", "extension", "variant"
 # The recipe `tra_plus` with one part left out, and peers with what the recipe gives to any method.
 LEFT_OUT, EQUAL_RECIPE = "left out", "equal recipe"
@@ -87,7 +87,7 @@ class Method:
 
     @property
     def is_tra(self) -> bool:
-        """Whether it is TRA, as published or with parts exchanged."""
+        """Whether it is TRA, as published or with parts replaced."""
         return METHODS[self.attention].kind == TRA
 
     @property
@@ -196,7 +196,7 @@ def stack_of(config: StackConfig) -> list[Method]:
 
 
 def store_stack(config: Any) -> None:  # a StackConfig that can be written to
-    """Write what the configured names stand for into a model's configuration: one value, or a list of one per layer."""
+    """Write the methods of the configured names into a model's configuration: one value, or a list of one per layer."""
     stack = stack_of(config)
     alike = all(method.is_same(stack[0]) and method.qk_norm == stack[0].qk_norm for method in stack)
     one = stack[0]
@@ -447,7 +447,7 @@ _METHODS = (
         "lstm",
         "traformer.layers.lstm:LSTMLayer",
         "LSTM",
-        "An LSTM of equal size in the place of attention: a skyline, not a peer (no keys, no weights to look at).",
+        "An LSTM of equal size in place of attention: a skyline, not a peer (no keys, no weights to look at).",
         SKYLINE,
         path=RECURRENCE,
         reads_all_keys=False,
@@ -458,7 +458,7 @@ _METHODS = (
         "tra_variant",
         "traformer.layers.threshold_variants:ThresholdVariantAttention",
         "tra_variant",
-        "TRA with parts exchanged: which keys stay, how distance is counted, how it decays.",
+        "TRA with parts replaced: which keys stay, how distance is counted, how it decays.",
         TRA,
         option_table=_TRA_VARIANT,
         abilities=_variant_abilities,
@@ -534,7 +534,7 @@ _RECIPE = METHODS["tra_plus"].options
 _LEFT_OUT: dict[str, tuple[str, Options]] = {
     "tra_plus_no_removal": (
         "tra_plus without removal: same heads, gates and temperature, all keys in the softmax",
-        {"removal": False, "straight_through": False},  # nothing is removed, so there is no gradient to stand in
+        {"removal": False, "straight_through": False},  # nothing is removed, so no surrogate gradient is needed
     ),
     "tra_plus_no_surrogate": ("tra_plus whose removed keys have no gradient", {"straight_through": False}),
     "tra_plus_own_key": ("tra_plus in which every head sees the query's own key", {"exclude_self": False}),

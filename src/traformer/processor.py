@@ -13,7 +13,7 @@ WITHOUT_AMX = "AVX512_CORE_BF16"  # the most that oneDNN may use where AMX is br
 
 
 def library_path() -> Path:
-    """Where the build puts the kernel: beside the package, in a checkout and in a wheel alike."""
+    """Where the build puts the kernel: inside the package, both in a checkout and in a wheel."""
     forced = os.environ.get(LIBRARY_VARIABLE)
     return Path(forced) if forced else Path(__file__).resolve().parent / "_native" / "libtraformer_cpu.so"
 

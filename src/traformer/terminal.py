@@ -1,6 +1,6 @@
 """What a person sees: lines and progress bars on stderr, tables on stdout. Loads without rich; its functions load it.
 
-Work goes on whether or not anybody reads about it: a line that cannot be written is dropped.
+Work continues whether or not anybody reads the output: a line that cannot be written is dropped.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_bad_input_of_eval(folder: Path, tmp_path: Path, capsys: pytest.CaptureF
     train(folder, run)
     for arguments, words in [
         (["--lengths", "99999"], "window of 99,999 tokens is longer than the text"),
-        (["--lengths", "32", "--stride", "32"], "stride 32 must lie between 1 and 31"),
+        (["--lengths", "32", "--stride", "32"], "stride 32 must be between 1 and 31"),
         (["--split", "test"], "has no test split"),
         (["--seed", "3"], "do not apply to text"),
         (["--data", str(tmp_path / "absent.txt")], "neither a file, nor a folder"),

@@ -190,7 +190,7 @@ def test_cut_and_join_are_refused_where_keys_carry_positions():
         cache.cut(2)
     with pytest.raises(InputError, match="cannot be joined"):
         TraformerCache.join([cache, cache])
-    with pytest.raises(InputError, match="does not lie within the 6 tokens"):
+    with pytest.raises(InputError, match="is not within the 6 tokens"):
         cache.cut(0, 7)
 
 

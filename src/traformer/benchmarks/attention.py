@@ -1,6 +1,6 @@
 """`tra bench attention`: the kernel against ordinary attention, by length.
 
-Every round runs each method once, in turn, so that a busy machine disturbs all alike; what is reported is the ratio
+Every round runs each method once, in turn, so that a busy machine slows all methods equally; the result is the ratio
 within a round: its median and its middle half. Methods:
 
     tra        this kernel with its default tolerance        tra_full   the same with tolerance 0: every key is read
@@ -231,7 +231,7 @@ def draw(batch: int, heads: int, length: int, head_size: int, decay: str) -> tup
 
 
 def from_run(folder: Path, length: int) -> tuple[Tensor, ...]:
-    """What the last layer of a trained model hands to its attention, on its own task's test at this length."""
+    """What the last layer of a trained model passes to its attention, on its own task's test at this length."""
     import torch
 
     from traformer.models.from_run import load_run

@@ -75,7 +75,7 @@ def markdown(rows: list[JsonObject]) -> str:
 
 
 def measure(contexts: list[int], decay: str, heads: int, head_size: int, rounds: int) -> list[JsonObject]:
-    """All contexts in turn within a round, so that load falls on all alike."""
+    """Measure all contexts in turn within a round, so that load affects all equally."""
     import torch
     import torch.nn.functional as F
 

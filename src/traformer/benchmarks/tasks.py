@@ -1,4 +1,4 @@
-"""How fast the task generators make batches: tokens a second on one core, padding not counted."""
+"""How fast the task generators make batches: tokens per second on one core, padding not counted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a training step costs: time and peak memory of each attention over RoPE's, in the same trunk.
 
 Steps of all methods are interleaved in one process, in an order that turns from round to round, so that a busy machine
-disturbs all alike; what is told is the ratio within a round: its median and its middle half. Memory is measured in a
-process of its own for each method.
+slows all methods equally; the result is the ratio within a round: its median and its middle half. Memory is
+measured in a separate process for each method.
 """
 
 from __future__ import annotations
@@ -179,11 +179,11 @@ class Step:
 
 
 def measure(methods: Sequence[str], rounds: int, **settings: Any) -> list[JsonObject]:
-    """Seconds a step and their ratio to RoPE's, one row a method."""
+    """Seconds per step and their ratio to RoPE's, one row per method."""
     from traformer.devices import flush_denormals
 
     steps = {name: Step(name, **settings) for name in methods}
-    kernels = {name: attention_kernel(step) for name, step in steps.items()}  # warms up, too
+    kernels = {name: attention_kernel(step) for name, step in steps.items()}  # also warms up
     with flush_denormals():  # as training does
         for step in steps.values():
             step()

@@ -1,1 +1,1 @@
-"""One small module a command of `tra`; see `traformer.cli` for how they are found."""
+"""One small module per command of `tra`; see `traformer.cli` for how they are found."""

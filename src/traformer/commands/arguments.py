@@ -54,7 +54,9 @@ def options_once(flag: str, pairs: Iterable[tuple[str, object]]) -> dict[str, ob
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=positive_int, metavar="N", help="CPU threads of torch (default: its choice)")
+    parser.add_argument(
+        "--threads", type=positive_int, metavar="N", help="CPU threads for torch (default: torch's choice)"
+    )
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +68,7 @@ def add_lengths(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         nargs="+",
         metavar="N",
-        help="in the task's unit, such as 128 512 2k or 51-100, with blanks or commas (default: the task's own)",
+        help="in the task's unit, such as 128 512 2k or 51-100, separated by spaces or commas (default: the task's own)",
     )
 
 

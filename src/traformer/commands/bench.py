@@ -8,10 +8,10 @@ from importlib.util import find_spec
 BENCHMARKS = {
     "tasks": "tokens per second of the task generators",
     "attention": "time and memory of the attention kernels by length",
-    "decode": "time a token when decoding with a cache",
-    "train": "time and memory of a training step, over RoPE's",
-    "predict": "times that the GPU kernel should take on an A100 and an H100, by a model",
-    "gpu": "every benchmark of this machine's GPU, into a folder that can be sent in",
+    "decode": "time per token when decoding with a cache",
+    "train": "time and memory of a training step, relative to RoPE",
+    "predict": "predicted times of the GPU kernel on an A100 and an H100",
+    "gpu": "run all benchmarks on this machine's GPU and write them to one folder",
 }
 
 

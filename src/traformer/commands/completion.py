@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from traformer.errors import InputError, TraformerError
 
-# Each script asks `tra completion --candidates WORD...` for what may stand in place of the last word; where it has
+# Each script asks `tra completion --candidates WORD...` for what may replace the last word; where it has
 # no answer, the shell completes files.
 SCRIPTS = {
     "bash": """\
@@ -38,7 +38,10 @@ complete -c tra -a '(__tra_candidates)'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "shell", nargs="?", choices=SCRIPTS, help="put `source <(tra completion bash)` into ~/.bashrc; zsh, fish alike"
+        "shell",
+        nargs="?",
+        choices=SCRIPTS,
+        help="the shell; for bash, put `source <(tra completion bash)` into ~/.bashrc",
     )
     parser.add_argument("--candidates", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -53,7 +56,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """What may stand in place of the last of the words that follow `tra`; nothing where a file name may."""
+    """What may replace the last of the words that follow `tra`; nothing where a file name may."""
     from traformer.cli import build_parser
 
     *before, current = [word for word in words if word != "="] or [""]  # bash gives --flag=value as three words

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_lengths(parser)
     parser.add_argument("--examples", type=positive_int, default=8, help="sequences per length (default 8)")
-    parser.add_argument("--queries", type=positive_int, default=32, help="answers looked at per sequence (default 32)")
+    parser.add_argument("--queries", type=positive_int, default=32, help="answers examined per sequence (default 32)")
     parser.add_argument(
         "--steps",
         help='checkpoints by step: 500, or 100,200, or "all" (default: the newest); several show when heads form',
@@ -69,4 +69,4 @@ def main(args: argparse.Namespace) -> None:
         print_json(measurement_rows(measured))
         return
     show(diagnosis_table(measured))
-    print(f"written to {folder}: {', '.join(file.name for file in written)}; `tra report` shows it, too")
+    print(f"written to {folder}: {', '.join(file.name for file in written)}; `tra report` also shows it")

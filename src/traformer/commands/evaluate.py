@@ -24,24 +24,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=256,
         help="sequences per length and split; for text, this times 8,192 tokens at every window (default 256)",
     )
-    parser.add_argument("--seed", type=int, help="whose test stream (default: the run's seed)")
+    parser.add_argument("--seed", type=int, help="seed of the test examples (default: the run's seed)")
     parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")
-    parser.add_argument("--batch-tokens", type=positive_int, help="tokens at once, if memory allows (default: chosen)")
+    parser.add_argument(
+        "--batch-tokens", type=positive_int, help="tokens per batch (default: chosen by the memory that is free)"
+    )
     add_device(parser)
     add_threads(parser)
     parser.add_argument("--again", action="store_true", help="measure again what results.json already has")
     parser.add_argument(
         "--overlap",
         action=argparse.BooleanOptionalAction,
-        help="count the test examples that training has shown (default: where that is quick)",
+        help="count test examples that also occurred in training (default: only where that is quick)",
     )
     add_json(parser)
     text = parser.add_argument_group("text runs")
     text.add_argument(
-        "--stride", type=positive_int, help="sliding windows, moved by so many tokens (default: the window less one)"
+        "--stride",
+        type=positive_int,
+        help="use sliding windows with this stride in tokens (default: the window less one)",
     )
     text.add_argument("--split", help="train, validation, test or all (default validation)")
-    text.add_argument("--data", metavar="PATH", help="another text than the run's own, read with the run's tokenizer")
+    text.add_argument(
+        "--data", metavar="PATH", help="evaluate on this text instead of the run's own, with the run's tokenizer"
+    )
 
 
 def main(args: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`tra explore`: one HTML page on which a person sees what each head looks at, keeps and removes."""
+"""`tra explore`: one HTML page that shows what each head looks at, keeps and removes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="run folders of one task, or saved models with --prompt, shown side by side",
     )
-    parser.add_argument("--prompt", help="look at this text instead of an example of the task")
+    parser.add_argument("--prompt", help="show this text instead of an example of the task")
     parser.add_argument(
         "--task-example", type=int, default=0, metavar="N", help="number of the test example (default 0)"
     )
     add_lengths(parser)
     parser.add_argument("--split", help="the task's split, such as sparse for flip_flop (default: its first)")
-    parser.add_argument("--step", type=int, help="checkpoint to look at (default: the newest)")
+    parser.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
     add_device(parser)
     add_threads(parser)
     parser.add_argument(
-        "--size", type=positive_int, default=4000, metavar="KB", help="of the page at most, about (default 4000)"
+        "--size",
+        type=positive_int,
+        default=4000,
+        metavar="KB",
+        help="approximate maximum size of the page (default 4000)",
     )
     parser.add_argument("--title", help="the page's title")
-    parser.add_argument("--out", default="explore.html", metavar="PAGE", help="the page (default explore.html)")
+    parser.add_argument("--out", default="explore.html", metavar="PAGE", help="output file (default explore.html)")
 
 
 def main(args: argparse.Namespace) -> None:

@@ -14,14 +14,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt", required=True, help="tokens as `tra show` prints them, or text; - reads them from stdin"
     )
     parser.add_argument(
-        "--max-new-tokens", type=positive_int, default=128, metavar="N", help="at most so many (default 128)"
+        "--max-new-tokens",
+        type=positive_int,
+        default=128,
+        metavar="N",
+        help="maximum number of new tokens (default 128)",
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.0, help="draw tokens at it; 0 takes the likeliest (default)"
+        "--temperature", type=float, default=0.0, help="sampling temperature; 0 takes the most likely token (default)"
     )
-    parser.add_argument("--top-k", type=positive_int, help="draw among the k likeliest only")
-    parser.add_argument("--top-p", type=float, help="draw among the likeliest that make up this share only")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument("--top-k", type=positive_int, help="sample only from the k most likely tokens")
+    parser.add_argument(
+        "--top-p", type=float, help="sample only from the most likely tokens that together have this probability"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (default 0)")
     parser.add_argument("--step", type=positive_int, help="a checkpoint's step (default: the newest)")
     add_device(parser)
     add_threads(parser)

@@ -16,9 +16,11 @@ MODEL = "model"  # what `--options` calls TraformerConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=KINDS, help="only names of this kind, one per line")
+    parser.add_argument("kind", nargs="?", choices=KINDS, help="print only the names of this kind, one per line")
     parser.add_argument(
-        "--options", metavar="NAME", help="the options of a task or an attention; model: those of --model-option"
+        "--options",
+        metavar="NAME",
+        help="print the options of this task or attention; `model`: those of --model-option",
     )
     add_json(parser)
 

@@ -25,11 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale",
         required=True,
         choices=SCALES,
-        help="smoke: seconds, shows only that it works; laptop: the paper's lengths, small models; paper: as published",
+        help="smoke: seconds, only checks that it runs; laptop: the paper's lengths, small models; paper: as published",
     )
-    parser.add_argument("--seeds", type=positive_int, help="seeds of every method (default: the table's own)")
+    parser.add_argument("--seeds", type=positive_int, help="number of seeds per method (default: the table's own)")
     parser.add_argument("--out", metavar="DIR", help="where the runs go (default: runs/reproduce-SCALE)")
-    parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads of a cell)")
+    parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads per cell)")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local")
     add_records(parser)
 

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders of one task; the first has no time limit")
     parser.add_argument(
-        "--lengths", nargs="+", metavar="N", required=True, help="such as 1k,4k,16k,128k,1m, with blanks or commas"
+        "--lengths",
+        nargs="+",
+        metavar="N",
+        required=True,
+        help="lengths such as 1k,4k,16k,128k,1m, separated by spaces or commas",
     )
     parser.add_argument("--examples", type=positive_int, default=10, help="sequences per length and split (default 10)")
     parser.add_argument(
@@ -34,12 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=120,
         metavar="S",
-        help="seconds that a row of the second and further runs may take (default 120)",
+        help="seconds that each row of the second and later runs may take (default 120)",
     )
     parser.add_argument("--chunk", type=positive_int, default=4096, help="tokens read at a time (default 4096)")
     parser.add_argument("--split", action="append", metavar="NAME", help="only this split, such as sparse; repeatable")
     parser.add_argument("--out", metavar="DIR", help="where the table and plot go (default: stretch in the first RUN)")
-    parser.add_argument("--seed", type=int, help="whose test stream (default: the first run's seed)")
+    parser.add_argument("--seed", type=int, help="seed of the test examples (default: the first run's seed)")
     add_device(parser)
     add_threads(parser)
     add_json(parser)

@@ -23,7 +23,7 @@ _MODEL_FLAGS: dict[str, tuple[tuple[str, ...], str]] = {
     "heads": (("num_attention_heads",), "attention heads per block, in place of the preset's"),
     "kv_heads": (("num_key_value_heads",), "heads of keys and values, fewer than --heads (default: as many)"),
     "width": (("hidden_size",), "size of the hidden states, in place of the preset's"),
-    "dropout": (("attention_dropout", "hidden_dropout"), "share of values dropped, everywhere (presets: 0.01)"),
+    "dropout": (("attention_dropout", "hidden_dropout"), "dropout probability, everywhere (presets: 0.01)"),
 }
 
 

@@ -52,10 +52,10 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class Counts:
-    """How much text some tokens stand for."""
+    """How much text some tokens represent."""
 
     tokens: int
-    words: int  # set apart by white space
+    words: int  # separated by white space
     line_ends: int
     bytes: int
 
@@ -117,12 +117,12 @@ class TokenizedText:
     def _damaged(self, name: str) -> RunError:
         return RunError(
             f"the token cache {self.folder} is damaged ({name} is missing, cut short or changed); delete that folder "
-            "and run the command again, which makes it anew"
+            "and run the command again, which rebuilds it"
         )
 
     @property
     def counts(self) -> Counts:
-        """Of this text; its ends stand where pieces end."""
+        """Counts for this text, whose ends are the ends of pieces."""
         return self._counts_to(self.stop) - self._counts_to(self.start)
 
     def _counts_to(self, token: int) -> Counts:
@@ -275,7 +275,7 @@ def cached_folder(
 
 
 def write_json(path: Path, value: object) -> None:
-    """Written aside under a name of this process's own, then renamed; a cache that cannot be written does without."""
+    """Write the file aside under a name unique to this process and rename it; does nothing if it cannot be written."""
     aside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ class Source(ABC):
 
     @abstractmethod
     def content_hash(self) -> str:
-        """The same for the same content, wherever it lies."""
+        """The same for the same content, wherever it is stored."""
 
     @abstractmethod
     def lines(self) -> Iterator[Line]:
@@ -195,7 +195,7 @@ def articles(lines: Iterator[tuple[str, int]]) -> Iterator[Line]:
 
 
 def without_gutenberg_licence(lines: Iterator[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """What stands between the START and END marks; everything, where there is no START mark near the top."""
+    """The text between the START and END marks; everything if there is no START mark near the top."""
     head: list[tuple[str, int]] = []
     is_gutenberg = False
     for text, done in lines:

@@ -58,7 +58,7 @@ class Generation:
 
 
 class _Collector(BaseStreamer):
-    """Gets each token from generate, keeps it, and hands on the text it adds as soon as that is certain."""
+    """Receives each token from generate, keeps it, and passes on the text it adds as soon as that is certain."""
 
     def __init__(self, task: Task, prompt_ids: list[int], on_text: Callable[[str], None]) -> None:
         self.task, self.on_text = task, on_text
@@ -70,7 +70,7 @@ class _Collector(BaseStreamer):
         self.has_prompt = False
 
     def put(self, value: torch.Tensor) -> None:
-        if not self.has_prompt:  # generate first hands over the prompt
+        if not self.has_prompt:  # generate first passes the prompt
             self.has_prompt = True
             return
         self.ids.append(int(value))

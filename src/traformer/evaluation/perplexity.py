@@ -163,7 +163,7 @@ def check_stride(window: int, stride: int | None) -> int:
     if stride is None:
         return window - 1
     if not 1 <= stride < window:
-        raise InputError(f"stride {stride} must lie between 1 and {window - 1}, one less than the window {window}")
+        raise InputError(f"stride {stride} must be between 1 and {window - 1}, one less than the window {window}")
     return stride
 
 

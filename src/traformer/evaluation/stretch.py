@@ -1,7 +1,7 @@
 """How far a trained model stretches: sequences far beyond training, read chunk by chunk through the model's cache.
 
 A chunk of tokens at a time keeps activations at a constant size; what grows is the cache alone, and the head runs only
-where an answer is scored. TRA's early exit keeps the time per token constant, too.
+where an answer is scored. TRA's early exit also keeps the time per token constant.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Reading:
 
     tally: Tally = field(default_factory=Tally)
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # of all threads: what it cost even where other processes had the cores, too
+    cpu_seconds: float = 0.0  # of all threads: the cost even where other processes shared the cores
     tokens: int = 0
     stopped: bool = False
     read_mean: float | None = None

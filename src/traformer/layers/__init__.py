@@ -39,7 +39,7 @@ def layer_class(attention: str) -> type[AttentionLayer]:
 
 
 def check_stack(config: Any) -> None:
-    """Write what the attention names stand for into a model's configuration; raise for options that cannot be used."""
+    """Write the methods of the attention names into a model's configuration; raise for options that cannot be used."""
     store_stack(config)
     for method in stack_of(config):
         layer_class(method.attention).check_options(method.all_options, config.num_attention_heads, config.head_dim)

@@ -114,13 +114,13 @@ class AttentionLayer(nn.Module):
         check_shared_options(options, num_heads)
 
     def reset_parameters(self) -> None:
-        """Start all parameters afresh, as in a model."""
+        """Initialise all parameters, as in a model."""
         for module in self.children():
             reset_module(module)
         self.reset_own_parameters()
 
     def reset_own_parameters(self) -> None:
-        """Start the parameters that the method holds directly (not its Linears'), by functions of torch.nn.init."""
+        """Initialise the parameters that the layer holds itself (not its Linears'), with functions of torch.nn.init."""
         if self.temperature is not None:
             nn.init.zeros_(self.temperature)
 
@@ -167,7 +167,7 @@ class AttentionLayer(nn.Module):
         return x
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
-        """What a new key carries beside k and v, [B, Hkv, T, S] or None: cached with it, given to `attend` for all."""
+        """What a new key has besides k and v, [B, Hkv, T, S] or None: cached with it, passed to `attend` for all."""
         return None
 
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
@@ -209,7 +209,7 @@ class AttentionLayer(nn.Module):
         cu_seqlens        [n + 1] where packed sequences start and end; batch 1
         cache             a KeyValueCache: the tokens continue those that it holds, and are added to it
         context           from a model, which makes it once for all layers; then weights [B, Hq, T, Tk] (or None) are
-                          returned, too
+                          also returned
         """
         if context is not None:
             return self.mix(hidden_states, context)
@@ -230,7 +230,7 @@ class AttentionLayer(nn.Module):
         batch, length, _ = hidden_states.shape
         real = context.new_token_mask(length)
         if real is not None:
-            # Whatever stands at a padded place, NaN included, may reach neither the cache nor a gradient.
+            # Whatever is at a padded place, NaN included, must reach neither the cache nor a gradient.
             hidden_states = hidden_states.masked_fill(~real[..., None], 0.0)
         q, k, v = self.project(hidden_states)
         q, k = self.place(q, k, context)

@@ -139,7 +139,7 @@ class KeyValueCache:
         if self.key_index is not None:
             self.key_index.truncate(min(self.key_index.length, self._length))
         if self.key_balls is not None:
-            self.key_balls.length = min(self.key_balls.length, self._length)  # balls around more keys hold these, too
+            self.key_balls.length = min(self.key_balls.length, self._length)  # balls around more keys also hold these
 
     def offload(self) -> None:
         self._each(lambda x: x.to("cpu", non_blocking=True))

@@ -27,7 +27,7 @@ class Prepared(NamedTuple):
 
 @dataclass
 class AttentionContext:
-    """Where the tokens of one forward stand: the same for all layers, made once by the model.
+    """Where the tokens of one forward are: the same for all layers, made once by the model.
 
     The key axis has Tk places: what a cache holds, then the T new tokens, then (static cache) empty places.
     New token t sits at place `query_start + t` and sees no place after its own.
@@ -71,7 +71,7 @@ class AttentionContext:
         return self.key_padding_mask.long().cumsum(-1)
 
     def distances(self, length: int, device: torch.device) -> Tensor:
-        """[B or 1, T, Tk]: how many real places a key lies before the query; what stands after it is negative."""
+        """[B or 1, T, Tk]: how many real places a key is before the query; negative after it."""
         keys = self.key_positions(device, length if self.key_length is None else self.key_length)
         queries = keys.index_select(1, torch.arange(length, device=device) + self.query_start)
         return queries[:, :, None] - keys[:, None, :]
@@ -201,7 +201,7 @@ def _full_mask(
 
 
 def _is_right_padded(mask: Tensor) -> bool:
-    """Every padded place stands after every real one of its row."""
+    """Whether every padded place is after every real one of its row."""
     if torch.compiler.is_compiling():
         return False
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())

@@ -16,7 +16,7 @@ from traformer.layers.norms import RMSNorm
 
 @torch.no_grad()
 def reset_module(module: nn.Module) -> None:
-    """Start a Linear or a norm afresh; anything else is the business of the layer that holds it."""
+    """Initialise a Linear or a norm; anything else is initialised by the layer that holds it."""
     if isinstance(module, nn.Linear):
         reset_linear(module)
     elif isinstance(module, RMSNorm):

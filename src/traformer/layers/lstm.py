@@ -1,4 +1,4 @@
-"""An LSTM in the place of attention: the skyline for tasks that need a memory and no search."""
+"""An LSTM in place of attention: the skyline for tasks that need a memory and no search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traformer.ops.lstm import Weights, lstm, lstm_steps
 
 
 class LSTMLayer(AttentionLayer):
-    """An LSTM of equal size in the place of attention: a skyline, not a peer (no keys, no weights to look at).
+    """An LSTM of equal size in place of attention: a skyline, not a peer (no keys, no weights to look at).
 
     Source: Hochreiter, Schmidhuber 1997 with forget gates, as torch has it; the rest of the trunk (norms, residual,
     MLP) stays. Its width is the largest at which the LSTM and its output projection have no more parameters than full

@@ -22,7 +22,7 @@ class SelectiveAttention(EagerAttentionLayer):
 
     Source: Leviathan, Kalman, Matias 2025, "Selective Attention Improves Transformer": the scores of the first head,
     cut at 0, without the diagonal and the first token, summed over the earlier tokens, are taken off every head's
-    logits. No parameters. Position is left to others by the method: RoPE (theta 500,000) rides along by default, our
+    logits. No parameters. The method itself has no position: RoPE (theta 500,000) gives it by default, our
     choice. In packed or left-padded input "the first token" is the first of its own sequence. Caching: past queries
     of the selecting head are cached beside the keys and the mask is summed again at each step, so decoding costs
     O(T^2) per token; it stays exact when a cache is cut or reordered.

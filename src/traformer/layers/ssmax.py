@@ -24,8 +24,8 @@ class ScalableSoftmaxAttention(SoftmaxAttentionLayer):
 
     Source: Nakanishi 2025, "Scalable-Softmax Is Superior for Attention": scores are multiplied by s_h * log n, n the
     number of keys the query sees, s_h learned. s_h starts at init_scale = 0.168, where s log n averages 1 over
-    lengths up to 1024, as the paper initialises it. RoPE rides along, as in the paper's models (theta 500,000, as our
-    RoPE).
+    lengths up to 1024, as the paper initialises it. RoPE gives the position, as in the paper's models (theta 500,000,
+    as our RoPE).
     Path: the factor is put on the query, then torch's fused attention.
 
     Options: init_scale; position ("rope" or "none"), theta.

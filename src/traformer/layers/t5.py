@@ -23,7 +23,7 @@ class T5BiasAttention(SoftmaxAttentionLayer):
     beyond. The table (buckets x heads) is the first such layer's and serves all, as in T5; it starts normal with std
     width^-0.5, as there.
     Choice: scores keep the factor 1/sqrt(d) of the common trunk, which T5 folds into its initialisation.
-    Path: torch's attention with the bias as a float mask; distances are put into buckets once a forward.
+    Path: torch's attention with the bias as a float mask; distances are put into buckets once per forward.
 
     Options: buckets, max_distance.
     """

@@ -55,7 +55,7 @@ class ThresholdRelativeAttention(AttentionLayer):
         exclude_self  the query's own key is left out: True, "half" (of the heads, the first) or a list of bool
         temperature   a learned factor exp(t_h) on each head's scores, t_h starting at 0 and trained at 10 times the lr
         tolerance     share of a row's weight that the early exit may drop; 0 reads every key
-        backend       which kernel computes it ("auto": the fastest at hand, same result)
+        backend       which kernel computes it ("auto": the fastest available, same result)
     """
 
     name = "tra"
@@ -199,13 +199,13 @@ class ThresholdRelativeAttention(AttentionLayer):
         return cache.indexed(k)
 
     def _query_start(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[int, Tensor | None]:
-        """Where the first query stands, as a number, and the padding mask that goes with it."""
+        """The position of the first query, as a number, and the padding mask that goes with it."""
         start = context.query_start
         if not isinstance(start, Tensor):
             return start, context.key_padding_mask
         if q.shape[2] > 1 or self.excluded_heads is not False:
             return int(start.item()), context.key_padding_mask
-        # One query, its place a tensor (a traced static cache): keys carry no position, so let it stand at the end of
+        # One query, its place a tensor (a traced static cache): keys carry no position, so put it at the end of
         # the axis and hide the empty places instead. No number has to be read out of the tensor.
         filled = torch.arange(k.shape[2], device=k.device)[None] <= start
         mask = context.key_padding_mask

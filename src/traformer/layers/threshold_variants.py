@@ -27,7 +27,7 @@ _SURROGATE_WIDTH = 0.5
 
 
 class ThresholdVariantAttention(ThresholdRelativeAttention):
-    """TRA with parts exchanged, for ablations and extensions: which keys stay, how distance is counted, how it decays.
+    """TRA with parts replaced, for ablations and extensions: which keys stay, how distance is counted, how it decays.
 
     Source: this project; the parts are TRA's, ALiBi's (Press et al. 2022) and FoT's (Lin et al. 2025).
 

@@ -23,7 +23,7 @@ class TraformerCache(DynamicCache):
     """What a Traformer model remembers of the tokens it has read: one GrowingLayer per block.
 
     Besides transformers' own methods: `cut` and `join`. In TRA (and any method that writes no position into its keys) a
-    piece of a cache means the same wherever it stands, so caches of separate texts can be joined and read together.
+    piece of a cache means the same at any position, so caches of separate texts can be joined and read together.
     """
 
     layers: list[Any]  # of GrowingLayer
@@ -34,7 +34,7 @@ class TraformerCache(DynamicCache):
 
     @property
     def keys_carry_position(self) -> bool:
-        """Whether a key depends on where its token stood."""
+        """Whether a key depends on the position of its token."""
         return any(method.keys_carry_position for method in stack_of(self.config))
 
     def reserve(self, length: int) -> None:
@@ -47,7 +47,7 @@ class TraformerCache(DynamicCache):
         length = self.get_seq_length()
         end = length if end is None else end
         if not 0 <= start <= end <= length:
-            raise InputError(f"cut({start}, {end}) does not lie within the {length} tokens of the cache")
+            raise InputError(f"cut({start}, {end}) is not within the {length} tokens of the cache")
         if start > 0 and self.keys_carry_position:
             raise InputError(
                 f"keys of attention {self.config.attention!r} carry their position: its cache can only be cut from 0"
@@ -78,7 +78,7 @@ class TraformerCache(DynamicCache):
         return joined
 
     def repeat(self, count: int) -> TraformerCache:
-        """A new cache for a batch in which each row of this one stands `count` times."""
+        """A new cache for a batch that has each row of this one `count` times."""
         copy = self.cut(0)
         copy.batch_repeat_interleave(count)
         return copy

@@ -60,8 +60,8 @@ def converted_card(model: PreTrainedModel, folder: str) -> str:
         facts=f"Converted by traformer {__version__}: {_shape(model)}. Its own attention and positions were replaced; "
         f"QK-norm {_norm(config, 'ours', 'as the source has it')}{_options(config)}.",
         folder=folder,
-        closing=f"The licence of {source} still applies. What it was tuned on and how it was evaluated is for whoever"
-        "\ntuned it to add here.",
+        closing=f"The licence of {source} still applies. What it was tuned on and how it was evaluated is for those"
+        "\nwho tuned it to add here.",
     )
 
 

@@ -41,7 +41,7 @@ class TraformerForCausalLM(TraformerPreTrainedModel, CheckedGenerationMixin, Exp
     ) -> CausalLMOutputWithPast | tuple:
         """input_ids [B, T] (or inputs_embeds [B, T, E]) -> logits [B, T, vocabulary], loss if there are labels.
 
-        attention_mask   [B, past + T], 1 = a real token; padding may stand on either side and changes nothing
+        attention_mask   [B, past + T], 1 = a real token; padding may be on either side and changes nothing
         position_ids     [B, T]; ids that start over within a row of batch 1 mean packed sequences
         cu_seqlens       [n + 1] where packed sequences start and end, batch 1 (also as cu_seq_lens_q)
         labels           [B, T]; token t is predicted from position t - 1, -100 is not scored

@@ -22,7 +22,7 @@ class TraformerConfig(PretrainedConfig):
     """A decoder-only transformer with any attention of ours.
 
     attention          a name of the catalogue (traformer.methods), or a list of them: one per layer, or a pattern that
-                       repeats. Of a named configuration, the method and the options that it stands for are stored
+                       repeats. For a named configuration, its method and options are stored
     attention_options  the method's own options; for a list of attentions a list, or a mapping from names to options
     hidden_size, num_hidden_layers, num_attention_heads   the usual sizes; head_dim defaults to hidden_size / heads
     num_key_value_heads  fewer key heads than query heads (grouped or multi-query attention); default: as many

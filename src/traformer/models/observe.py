@@ -27,7 +27,7 @@ from traformer.ops.eager import content_scores
 
 @dataclass(frozen=True)
 class Attended:
-    """What one layer was given and returned in one forward. Tk counts the keys of a cache, too."""
+    """What one layer was given and returned in one forward. Tk includes the keys of a cache."""
 
     layer: AttentionLayer
     q: Tensor  # [B, Hq, T, D], positions written in

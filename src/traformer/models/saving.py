@@ -19,7 +19,7 @@ class SavedModel(PreTrainedModel):
     ) -> Any:
         """transformers' from_pretrained; with strict, weights that do not fit the configuration are an error.
 
-        strict=False starts what the checkpoint lacks afresh and leaves out what the model lacks.
+        strict=False initialises what the checkpoint lacks and ignores what the model lacks.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         path = pretrained_model_name_or_path

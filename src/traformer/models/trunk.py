@@ -43,7 +43,7 @@ class Trunk(PreTrainedModel):
         return [self.attention_of(block) for block in self.blocks]
 
     def find_leaders(self) -> list[int]:
-        """The first layer of each method and options: it prepares what the others of its kind use, too."""
+        """The first layer of each method and options: it prepares what the others of its kind also use."""
         return sorted({layer.leader for layer in self.attention_layers})
 
     def check_keywords(self, keywords: Options) -> None:
@@ -87,7 +87,7 @@ class Trunk(PreTrainedModel):
         cu_seqlens = _packing_keyword(cu_seqlens, kwargs)
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if use_cache and self.training and self.is_gradient_checkpointing:
-            logger.warning_once("a cache cannot be kept under gradient checkpointing; going on with use_cache=False")
+            logger.warning_once("a cache cannot be kept under gradient checkpointing; continuing with use_cache=False")
             use_cache, past_key_values = False, None
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
         if output_attentions:
@@ -103,7 +103,7 @@ class Trunk(PreTrainedModel):
             x, attention_mask, position_ids, cu_seqlens, past_key_values, new_cache, bool(output_attentions)
         )
         x = self.embed(x, context)
-        if real is not None:  # what stands at padded places, NaN included, can change nothing
+        if real is not None:  # what is at padded places, NaN included, changes nothing
             x = x.masked_fill(~real[..., None], 0.0)
         x = self.drop_embeddings(x)
         for leader in self.leaders:

@@ -1,4 +1,4 @@
-"""Selective attention: tokens mask keys that later tokens need no more."""
+"""Selective attention: tokens mask keys that later tokens no longer need."""
 
 from __future__ import annotations
 

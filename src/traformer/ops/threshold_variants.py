@@ -1,4 +1,4 @@
-"""TRA with a part exchanged: eager, for the variants that the fused operator does not know."""
+"""TRA with a part replaced: eager, for the variants that the fused operator does not support."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def report(*folders: str | Path, title: str | None = None) -> Page:
     """The page of `tra report` for run folders, or folders that hold some: a notebook's cell shows it.
 
-    Nothing is written; the page's `save(path)` does, and `tra report` writes its tables and figures as files, too.
+    Nothing is written; the page's `save(path)` does, and `tra report` also writes its tables and figures as files.
     """
     from traformer.reports.collect import collect
     from traformer.reports.figures import figures

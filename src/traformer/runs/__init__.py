@@ -1,1 +1,1 @@
-"""What commands hand one another: a run's config, folder, checkpoints and measurements."""
+"""What commands pass to one another: a run's config, folder, checkpoints and measurements."""

@@ -72,7 +72,7 @@ class RunConfig:
     attention: str = _setting(
         "tra",
         _MODEL,
-        "the attention; `tra list attentions` has the names. Several, with commas between: a pattern of layers",
+        "the attention (`tra list attentions`), or several separated by commas: a pattern over the layers",
     )
     attention_options: dict[str, Any] = field(
         default_factory=dict,
@@ -88,7 +88,7 @@ class RunConfig:
     from_model: str | None = _setting(
         None,
         _MODEL,
-        "start from this run or saved model: its weights and shape, and of a run its task and tokenizer",
+        "start from the weights and shape of this run or saved model; a run also gives its task and tokenizer",
         flag="--from",
         unless_given="weights drawn from the seed",
     )
@@ -99,7 +99,7 @@ class RunConfig:
     )
     lr: float = _setting(1e-4, _OPTIMISATION, "peak learning rate of AdamW", above=0)
     warmup: float = _setting(
-        0.05, _OPTIMISATION, "share of the steps in which lr rises; afterwards it falls along a cosine", least=0, most=1
+        0.05, _OPTIMISATION, "share of the steps in which the rate rises; then it falls along a cosine", least=0, most=1
     )
     min_lr: float = _setting(0.0, _OPTIMISATION, "learning rate at the end of the cosine", least=0)
     weight_decay: float = _setting(0.01, _OPTIMISATION, "weight decay of AdamW", least=0)
@@ -110,14 +110,14 @@ class RunConfig:
     dtype: str = _setting(
         "float32",
         _OPTIMISATION,
-        "what the model computes in; bfloat16 is autocast, weights and optimizer stay float32",
+        "precision of the computation; bfloat16 means autocast, with weights and optimizer in float32",
         choices=("float32", "bfloat16"),
     )
     log_every: int = _setting(50, _MACHINE, "steps between lines of metrics.jsonl", least=1)
     save_every: int = _setting(500, _MACHINE, "steps between checkpoints", least=1, changeable=True)
-    keep: int = _setting(2, _MACHINE, "newest checkpoints that are kept", least=1, changeable=True)
+    keep: int = _setting(2, _MACHINE, "number of newest checkpoints to keep", least=1, changeable=True)
     threads: int | None = _setting(
-        None, _MACHINE, "CPU threads of torch", least=1, unless_given="torch's own choice", changeable=True
+        None, _MACHINE, "CPU threads for torch", least=1, unless_given="torch's choice", changeable=True
     )
     device: str = _setting("auto", _MACHINE, "cpu, cuda, cuda:1, or auto: a GPU if there is one", changeable=True)
     tensorboard: bool = _setting(False, _MACHINE, "also write TensorBoard files", changeable=True)

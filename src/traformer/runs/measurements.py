@@ -199,7 +199,7 @@ class ResultStore:
         return [request for request in requests if not any(map(request.answered_by, stored))]
 
     def put(self, measured: Sequence[Measurement]) -> None:
-        """Add measurements, in place of those in the same slots. What others wrote meanwhile is kept."""
+        """Add measurements, replacing those in the same slots. What other processes wrote in the meantime is kept."""
         taken = {slot(one) for one in measured}
         self.write([*(one for one in self.read() if slot(one) not in taken), *measured])
 

@@ -1,6 +1,6 @@
 """The registry of metrics: what each number is called, how it is written, drawn and compared. Free of torch.
 
-Tables, plots and the page of `tra report` iterate over METRICS; a new metric is one entry here and whoever measures it.
+Tables, plots and the page of `tra report` iterate over METRICS: a new metric is one entry here, and its measurement.
 """
 
 from __future__ import annotations

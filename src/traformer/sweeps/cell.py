@@ -100,7 +100,7 @@ def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurem
         try:
             config = stored.for_resume(cell.config.to_dict(), folder.path)
         except RunError as error:
-            raise RunError(f"{error}; or delete {folder.path} to have the sweep make it anew") from None
+            raise RunError(f"{error}; or delete {folder.path} to let the sweep make it again") from None
         if not is_trained(cell, folder):
             train(config, path, resume=True, quiet=quiet)
     else:

@@ -51,7 +51,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def length_setting(name: str) -> str:
-    """The name of the task's option that `--length` stands for."""
+    """The name of the task's option that `--length` sets."""
     return task_class(name).length_setting
 
 

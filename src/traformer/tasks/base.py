@@ -1,4 +1,4 @@
-"""What every task shares: the batch it hands out, the splits it is tested on, and the checks of its settings."""
+"""What every task shares: the batch it returns, the splits it is tested on, and the checks of its settings."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Task(ABC):
     guess: ClassVar[str] = "the most frequent answer token, always"  # what `chance` is the accuracy of
     stream: ClassVar[int | None] = None  # set only where older runs fixed it; else it follows from the name
     length_unit: ClassVar[str] = "symbols"
-    length_setting: ClassVar[str] = "max_length"  # the setting that `--length` stands for
+    length_setting: ClassVar[str] = "max_length"  # the setting that `--length` sets
     shortest: ClassVar[int] = 1  # the smallest length the task makes sense at
     pad_id: ClassVar[int] = PAD
 
@@ -156,7 +156,7 @@ class Task(ABC):
         return self._draw(seed, start, count)
 
     def _draw(self, seed: int, start: int, count: int) -> Arrays:
-        """The examples of checked indices; a task whose examples lie in files takes them from there instead."""
+        """The examples of checked indices; a task whose examples are in files reads them from there instead."""
         return self._generate(rng.example_keys(self.stream_key(seed), start, count))
 
     def stream_key(self, seed: int) -> int:
@@ -198,7 +198,7 @@ class Task(ABC):
         """Positions [R, n] of the keys that decide the answers whose sources are given, [R]."""
         return sources[:, None] + sources.new_tensor(self.deciding_offsets)
 
-    # What lies on disk ------------------------------------------------------------------------------------------
+    # Files on disk ---------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Make ready, and check, what training will read; called once, before the run folder is made."""
@@ -207,7 +207,7 @@ class Task(ABC):
         """Write what the run folder must keep so that its tokens can be read; called once, when it is made."""
 
     def use_files(self, folder: Path) -> None:
-        """Read from what `write_files` kept instead of making it anew; called before a run's model is used."""
+        """Read what `write_files` kept instead of making it again; called before a run's model is used."""
 
     def check_files(self, folder: Path) -> None:
         """Raise RunError if what `write_files` kept is not what this task would read now."""
@@ -235,7 +235,7 @@ class Task(ABC):
         return {name: token for token, name in enumerate(self.token_names)}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a line of tokens set apart by blanks, as `decode` writes it."""
+        """Token ids of a line of tokens separated by spaces, as `decode` writes it."""
         known = self._ids_by_name
         for word in text.split():
             if word not in known:

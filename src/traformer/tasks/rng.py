@@ -44,7 +44,7 @@ def name_key(name: str) -> int:
 
 
 def stream_key(seed: int, *stream: int) -> int:
-    """One key for a seed and a stream (a few integers that tell one task setting from another)."""
+    """One key for a seed and a stream (a few integers that distinguish one task setting from another)."""
     key = mix_int(seed + _WEYL)
     for part in stream:
         key = mix_int(key ^ mix_int(part + _PURPOSE))

@@ -117,7 +117,7 @@ class Text(Task):
         self.text_tokenizer.save(folder / TOKENIZER_FOLDER)
 
     def use_files(self, folder: Path) -> None:
-        """A tokenizer that was trained for the run is the run's own, so the text it came from need not be at hand."""
+        """A tokenizer that was trained for the run is the run's own, so the text it came from is not needed."""
         from traformer.data import bpe_size, load_tokenizer
 
         size = bpe_size(self.tokenizer)

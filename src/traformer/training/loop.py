@@ -77,7 +77,7 @@ def train(
         with ExitStack() as stack:
             folder = RunFolder(path)
             group.on_main(lambda: _prepare(stack, folder, config, group, resume, overwrite))
-            # Every process has its own handler, so that one that is told to stop tells the others.
+            # Every process has its own handler, so that one that is asked to stop informs the others.
             stop = stack.enter_context(StopRequest())
             progress = stack.enter_context(
                 TrainingProgress(Path(path).name, config.steps, quiet=quiet or not group.is_main)

@@ -46,7 +46,7 @@ def _config_class(source: type[PretrainedConfig], names: dict[str, str]) -> type
         converted_from: str | None = None
 
         def __post_init__(self, **kwargs: Any) -> None:
-            import_module("traformer.models.conversion.families")  # whoever has a configuration wants a model next
+            import_module("traformer.models.conversion.families")  # a model is made from the configuration next
             self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
             super().__post_init__(**kwargs)
             check_stack(self)

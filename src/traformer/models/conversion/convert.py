@@ -36,9 +36,9 @@ def convert(
     qk_norm            True: queries and keys are RMS-normalised without a learned scale, as in TRA as published (a norm
                        of the model's own, as in Qwen3, then goes); False: scores stay as the model was trained to make
                        them. By default True for TRA, unless the model has a norm of its own, and False for the others
-    keep_positions     GPT-2: go on adding its learned positions, which end at its trained length; else they go, and
-                       only their mean stays, added to every token embedding
-    copy               False: the new model takes the given one's tensors over, which must then not be used any more
+    keep_positions     GPT-2: keep adding its learned positions, which end at its trained length; else they are removed
+                       and only their mean stays, added to every token embedding
+    copy               False: the new model reuses the given one's tensors, which must then no longer be used
     attention_options  the method's own options; of several attentions: `name={option: value}`
 
     The result trains, generates, saves and loads as the given model did; after `import traformer.models`,

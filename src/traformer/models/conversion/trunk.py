@@ -48,7 +48,7 @@ class ConvertedTrunk(Trunk):
         return getattr(block, self.attention_name)
 
     def drop_positions(self) -> None:
-        """Remove what told the source's blocks where a token stands."""
+        """Remove the source's position embeddings."""
         if hasattr(self, "rotary_emb"):
             del self.rotary_emb
         if hasattr(self, "wpe") and not self.config.keep_positions:
@@ -72,7 +72,7 @@ class ConvertedTrunk(Trunk):
         return self.drop(x) if hasattr(self, "drop") else x
 
     def run_block(self, block: nn.Module, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
-        # The source's block hands on what its attention returns but for the weights: these come back in `collected`.
+        # The source's block passes on what its attention returns except the weights: these come back in `collected`.
         collected: dict[int, Tensor | None] = {}
         x = block(x, context=context, collected=collected)
         return x, next(iter(collected.values()), None)

@@ -291,7 +291,7 @@ def _run(function: str, call: _Problem) -> None:
 
 
 def _strided(x: Tensor, keep_alive: list[Tensor]) -> _Tensor:
-    """Any strides on batch, heads and length are taken as they are; only channels must lie side by side."""
+    """Any strides on batch, heads and length are accepted; only channels must be contiguous."""
     if x.stride(3) != 1 and x.shape[3] > 1:
         x = x.contiguous()
     keep_alive.append(x)

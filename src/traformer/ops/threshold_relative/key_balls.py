@@ -14,7 +14,7 @@ MOST = 64  # balls per head: as much work for a query as one block of keys
 # Of the largest norm: keys farther than this from every centre start a ball of their own, up to MOST of them.
 REACH = 0.125
 PIECE = 8192  # keys described at a time
-PATIENCE = 1 << 15  # queries looked at in vain before it is given up
+PATIENCE = 1 << 15  # queries examined without success before giving up
 
 
 class KeyBalls:

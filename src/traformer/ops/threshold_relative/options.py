@@ -51,7 +51,7 @@ def make_problem(
     kind: type[KeyOptions] = AttentionOptions,
     needs_grad: bool | None = None,
 ) -> Problem:
-    """Checks everything that shows without looking at values, and brings it to normal form.
+    """Check everything that can be checked without reading values, and return the Problem.
 
     kind: which options may be given; needs_grad: by default, whether autograd will ask for a gradient.
     """

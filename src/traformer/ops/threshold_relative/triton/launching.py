@@ -83,7 +83,7 @@ def first_real(padding: Tensor) -> Tensor:
 
 
 def channels_together(x: Tensor) -> Tensor:
-    """Any strides on batch, heads and length are taken as they are; only channels must lie side by side."""
+    """Any strides on batch, heads and length are accepted; only channels must be contiguous."""
     return x if x.stride(3) == 1 or x.shape[3] == 1 else x.contiguous()
 
 
