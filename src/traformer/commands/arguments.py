@@ -68,7 +68,7 @@ def add_lengths(parser: argparse.ArgumentParser) -> None:
         "--lengths",
         nargs="+",
         metavar="N",
-        help="in the task's unit, such as 128 512 2k or 51-100, separated by spaces or commas (default: the task's own)",
+        help="in the task's unit: 128 512 2k or 51-100, separated by spaces or commas (default: the task's own)",
     )
 
 
