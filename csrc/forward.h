@@ -1,4 +1,4 @@
-// Forward: each row block walks the key blocks from its diagonal to the left, one lane a query row, so the running count of
+// Forward: each row block walks the key blocks from its diagonal to the left, one lane per query row, so the running count of
 // kept keys is a plain vector add. Rows that are settled leave; the rest close ranks into fewer panels.
 // Included inside an unnamed namespace of each per-ISA translation unit.
 
@@ -133,16 +133,32 @@ static void write_row(const Call& c, const Lanes& s, int lane, const float* out,
   p.kept[flat] = kept;
 }
 
-static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packed, int64_t b, int64_t h, int64_t t0, int n) {
+// What is the same for all rows of a row block and all key blocks that they walk.
+struct RowBlock {
+  int64_t b, h, hk;        // batch, query head, key head
+  KeyFacts facts;          // of the key head
+  const uint8_t* padding;  // [Tk] of the batch, or null
+  float bound;             // the caller's bound of the scores, in base 2
+  bool overflow;           // some product may be non-finite
+  bool shifted;            // weights need a running maximum
+};
+
+static void transpose_queries(ForwardSpace& w, double scale, int D) {
+  const Lanes& s = w.lanes;
+  for (int g = 0; g < s.panels; g++)
+    transpose_panel(w.q_rows + (int64_t)g * PANEL_ROWS * D, least(PANEL_ROWS, s.n - g * PANEL_ROWS), D,
+                    (float)(scale * (double)LOG2E), w.q_panels + (int64_t)g * PANEL_ROWS * D);
+}
+
+// Fills the lanes with queries t0 .. t0 + n - 1 of the head and decides how their walk is done.
+static RowBlock start_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h, int64_t t0, int n) {
   const TraProblem& p = *c.p;
   const int D = c.D;
   const int64_t hk = h / c.group;
-  const KeyFacts facts = c.key_facts(b, hk);
-  const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
-  const float bound = p.score_bound ? p.score_bound[h] * LOG2E : INF;
-  const float q_factor = (float)(p.scale * (double)LOG2E);
+  RowBlock r{b, h, hk, c.key_facts(b, hk)};
+  r.padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
+  r.bound = p.score_bound ? p.score_bound[h] * LOG2E : INF;
   Lanes& s = w.lanes;
-
   s.n = n;
   bool queries_bad = false;
   float largest = 0, lowest_threshold = 0;
@@ -156,89 +172,116 @@ static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packe
     lowest_threshold = least(lowest_threshold, s.threshold[i]);
   }
   s.pad();
-  for (int g = 0; g < s.panels; g++)
-    transpose_panel(w.q_rows + (int64_t)g * PANEL_ROWS * D, least(PANEL_ROWS, n - g * PANEL_ROWS), D, q_factor,
-                    w.q_panels + (int64_t)g * PANEL_ROWS * D);
+  transpose_queries(w, p.scale, D);
   __builtin_memset(w.out, 0, (size_t)n * D * sizeof(float));
 
-  int end = s.last[n - 1] + 1;  // keys [.., end) are seen by some row
-  int last_block = end > 0 ? (end - 1) / KEY_BLOCK : 0;
-  float upper = least(largest * facts.norm_so_far[last_block], bound);
-  float room = upper + __builtin_log2f(most(1.f, (float)end)) + __builtin_log2f(1.f + facts.value_so_far[last_block]);
-  const bool shifted = !(room <= 85.f * LOG2E) || lowest_threshold < -40.f;
-  const bool overflow = queries_bad || !(largest * facts.norm_so_far[last_block] < 1e36f);
-  if (shifted)
+  const int end = s.last[n - 1] + 1;  // keys [.., end) are seen by some row
+  const int last_block = end > 0 ? (end - 1) / KEY_BLOCK : 0;
+  const float norm = largest * r.facts.norm_so_far[last_block], upper = least(norm, r.bound);
+  const float room = upper + __builtin_log2f(most(1.f, (float)end)) + __builtin_log2f(1.f + r.facts.value_so_far[last_block]);
+  r.shifted = !(room <= 85.f * LOG2E) || lowest_threshold < -40.f;
+  r.overflow = queries_bad || !(norm < 1e36f);
+  if (r.shifted)
     for (int i = 0; i < s.panels * PANEL_ROWS; i++) s.shift[i] = -1e30f;
+  return r;
+}
 
+// One key block as the walk reads it.
+struct KeyTile {
+  const float *keys, *values, *raw_values;  // values: side by side, 0 in place of what is not finite
+  int64_t k_stride, v_stride, raw_stride;
+  float norm;
+  bool keys_bad, values_bad, padded;
+};
+
+static KeyTile read_keys(const Call& c, ForwardSpace& w, const PackedHead& packed, const RowBlock& r, int j0, int j1) {
+  const TraProblem& p = *c.p;
+  const int block = j0 / KEY_BLOCK, n = j1 - j0;
+  KeyTile k;
+  k.keys = block_f32(c, p.k, packed.keys, r.b, r.hk, j0, n, w.keys, &k.k_stride);
+  k.values = k.raw_values = block_f32(c, p.v, packed.values, r.b, r.hk, j0, n, w.values, &k.v_stride);
+  k.raw_stride = k.v_stride;
+  k.norm = r.facts.norm[block];
+  k.keys_bad = r.facts.flags[block] & KEY_NOT_FINITE;
+  k.values_bad = r.facts.flags[block] & VALUE_NOT_FINITE;
+  if (__builtin_expect(k.values_bad, 0))
+    k.values = cleaned(k.values, &k.v_stride, n, c.D, w.clean);
+  else
+    k.values = side_by_side(k.values, &k.v_stride, n, c.D, w.values);
+  k.padded = r.padding && __builtin_memchr(r.padding + j0, 0, n);
+  return k;
+}
+
+// Scores, weights and output of one panel of rows against the keys [j0, j1).
+static void forward_panel(const Call& c, ForwardSpace& w, const RowBlock& r, const KeyTile& k, int lane0, int j0, int j1) {
+  const TraProblem& p = *c.p;
+  const int D = c.D;
+  Lanes& s = w.lanes;
+  const int lanes = least(PANEL_ROWS, s.n - lane0);
+  const int stop = least(j1, s.last[lane0 + lanes - 1] + 1), count = stop - j0;
+  if (count <= 0) return;
+  int leftmost = 0;
+  if (p.first_key)
+    for (int i = 0; i < lanes; i++) leftmost = most(leftmost, s.first[lane0 + i]);
+  bool kept =
+      score_tile(s, lane0, w.q_rows, w.q_panels + (int64_t)lane0 * D, k.keys, k.k_stride, count, k.norm, w.tile, D, p.scale);
+  bool hide = k.padded || stop - 1 > s.last[lane0] || leftmost > j0;
+  if (__builtin_expect(k.keys_bad || r.overflow, 0)) {
+    if (poison_tile(s, lane0, w.tile, j0, count, r.padding)) kept = true;
+    hide = true;
+  }
+  if (!kept) return;
+  if (hide) mask_tile(s, lane0, w.tile, j0, count, r.padding);
+  if (__builtin_expect(k.values_bad, 0)) poison_by_values(s, lane0, w.tile, k.raw_values, k.raw_stride, count, D);
+  if (__builtin_expect(r.shifted, 0))
+    weigh_tile_shifted(s, lane0, w.tile, j0, count, c.dropout, p.dropout_cut, w.out, D);
+  else if (c.dropout)
+    weigh_tile<true>(s, lane0, w.tile, j0, count, p.dropout_cut);
+  else
+    weigh_tile<false>(s, lane0, w.tile, j0, count, 0);
+  add_panel_times_rows(w.tile, lanes, count, k.values, k.v_stride, w.out + (int64_t)lane0 * D, D, D);
+}
+
+// Writes the rows that are done, which read the keys from j0 on, and moves the others into as few panels as hold them.
+static void close_ranks(const Call& c, ForwardSpace& w, const RowBlock& r, const uint8_t* done, int j0) {
+  const int D = c.D;
+  Lanes& s = w.lanes;
+  int to = 0;
+  for (int i = 0; i < s.n; i++) {
+    if (done[i]) {
+      write_row(c, s, i, w.out, r.b, r.h, j0);
+      continue;
+    }
+    if (to != i) {
+      s.move(to, i);
+      for (float* x : {w.out, w.q_rows}) copy_row(x + (int64_t)i * D, D, x + (int64_t)to * D);
+    }
+    to++;
+  }
+  s.n = to;
+  s.pad();
+  transpose_queries(w, c.p->scale, D);
+}
+
+// Queries t0 .. t0 + n - 1 of one head: the walk from their diagonal to the left.
+static void forward_rows(const Call& c, ForwardSpace& w, const PackedHead& packed, int64_t b, int64_t h, int64_t t0, int n) {
+  const RowBlock r = start_rows(c, w, b, h, t0, n);
+  Lanes& s = w.lanes;
   uint8_t done[ROWS];
-  int j1 = end;
+  int j1 = s.last[n - 1] + 1;
   while (s.n > 0) {
-    int alive, j0 = 0;
+    int alive = 0, j0 = 0;
     if (j1 <= 0) {
       for (int i = 0; i < s.n; i++) done[i] = 1;
-      alive = 0;
     } else {
       const int block = (j1 - 1) / KEY_BLOCK;
       j0 = block * KEY_BLOCK;
-      int64_t k_stride, v_stride;
-      const float* keys = block_f32(c, p.k, packed.keys, b, hk, j0, j1 - j0, w.keys, &k_stride);
-      const float* values = block_f32(c, p.v, packed.values, b, hk, j0, j1 - j0, w.values, &v_stride);
-      const float norm = facts.norm[block];
-      const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
-      const float* raw_values = values;
-      const int64_t raw_stride = v_stride;
-      if (__builtin_expect(values_bad, 0))
-        values = cleaned(values, &v_stride, j1 - j0, D, w.clean);
-      else
-        values = side_by_side(values, &v_stride, j1 - j0, D, w.values);
-      const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
-      for (int g = 0; g < s.panels; g++) {
-        const int lane0 = g * PANEL_ROWS, lanes = least(PANEL_ROWS, s.n - lane0);
-        const int stop = least(j1, s.last[lane0 + lanes - 1] + 1), count = stop - j0;
-        if (count <= 0) continue;
-        int leftmost = 0;
-        if (p.first_key)
-          for (int i = 0; i < lanes; i++) leftmost = most(leftmost, s.first[lane0 + i]);
-        bool kept =
-            score_tile(s, lane0, w.q_rows, w.q_panels + (int64_t)lane0 * D, keys, k_stride, count, norm, w.tile, D, p.scale);
-        bool hide = padded || stop - 1 > s.last[lane0] || leftmost > j0;
-        if (__builtin_expect(keys_bad || overflow, 0)) {
-          if (poison_tile(s, lane0, w.tile, j0, count, padding)) kept = true;
-          hide = true;
-        }
-        if (!kept) continue;
-        if (hide) mask_tile(s, lane0, w.tile, j0, count, padding);
-        if (__builtin_expect(values_bad, 0)) poison_by_values(s, lane0, w.tile, raw_values, raw_stride, count, D);
-        if (__builtin_expect(shifted, 0))
-          weigh_tile_shifted(s, lane0, w.tile, j0, count, c.dropout, p.dropout_cut, w.out, D);
-        else if (c.dropout)
-          weigh_tile<true>(s, lane0, w.tile, j0, count, p.dropout_cut);
-        else
-          weigh_tile<false>(s, lane0, w.tile, j0, count, 0);
-        add_panel_times_rows(w.tile, lanes, count, values, v_stride, w.out + (int64_t)lane0 * D, D, D);
-      }
-      alive = settled(c, s, j0, j0 > 0 ? facts.norm_so_far[block - 1] : 0.f, bound, done);
+      const KeyTile k = read_keys(c, w, packed, r, j0, j1);
+      for (int g = 0; g < s.panels; g++) forward_panel(c, w, r, k, g * PANEL_ROWS, j0, j1);
+      alive = settled(c, s, j0, j0 > 0 ? r.facts.norm_so_far[block - 1] : 0.f, r.bound, done);
       j1 = j0;
     }
-    if (alive == 0 || (alive + PANEL_ROWS - 1) / PANEL_ROWS < s.panels) {
-      int to = 0;
-      for (int i = 0; i < s.n; i++) {
-        if (done[i]) {
-          write_row(c, s, i, w.out, b, h, j0);
-          continue;
-        }
-        if (to != i) {
-          s.move(to, i);
-          for (float* x : {w.out, w.q_rows}) copy_row(x + (int64_t)i * D, D, x + (int64_t)to * D);
-        }
-        to++;
-      }
-      s.n = to;
-      s.pad();
-      for (int g = 0; g < s.panels; g++)
-        transpose_panel(w.q_rows + (int64_t)g * PANEL_ROWS * D, least(PANEL_ROWS, s.n - g * PANEL_ROWS), D, q_factor,
-                        w.q_panels + (int64_t)g * PANEL_ROWS * D);
-    }
+    if (alive == 0 || (alive + PANEL_ROWS - 1) / PANEL_ROWS < s.panels) close_ranks(c, w, r, done, j0);
   }
 }
 

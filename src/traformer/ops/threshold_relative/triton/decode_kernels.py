@@ -40,6 +40,7 @@ from traformer.ops.threshold_relative.triton.tiles import (
     rest_is_small,
     row_decays,
     row_limits,
+    row_ranges,
     survivors,
     visible_keys,
     without_non_finite,
@@ -148,16 +149,7 @@ def decode_kernel(
     decay = decay * LOG2E
     limit = row_limits(threshold, threshold_value, scale, flat_row, real)
     position = query_start + query
-    last = position
-    if exclude_self is not None:
-        last -= (tl.load(exclude_self + head) != 0).to(tl.int32)
-    first = tl.zeros_like(position)
-    if first_key is not None:
-        first = tl.load(first_key + query, mask=real, other=0)
-    if first_real is not None:
-        first = tl.maximum(first, tl.load(first_real + batch))
-    last = tl.where(real, last, -1)
-    first = tl.where(real, first, keys)
+    first, last = row_ranges(query, real, head, batch, query_start, keys, exclude_self, first_key, first_real)
     row_keys = position.to(tl.uint32)
     if DROPOUT:
         row_keys = dropout_keys(seed, batch * query_heads + head, position)
@@ -323,14 +315,7 @@ def join_kernel(
     decay, decay_bad = row_decays(log_decay, flat_row, real)
     decay = decay * LOG2E
     position = query_start + query
-    last = position
-    if exclude_self is not None:
-        last -= (tl.load(exclude_self + head) != 0).to(tl.int32)
-    first = tl.zeros_like(position)
-    if first_key is not None:
-        first = tl.load(first_key + query, mask=real, other=0)
-    if first_real is not None:
-        first = tl.maximum(first, tl.load(first_real + batch))
+    first, last = row_ranges(query, real, head, batch, query_start, keys, exclude_self, first_key, first_real)
 
     plane = tl.num_programs(0).to(tl.int64) * all_parts * BLOCK_M
     parts = tl.where(tl.load(settled + flat_key_head) > 0, 1, all_parts)
