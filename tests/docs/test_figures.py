@@ -122,6 +122,24 @@ def test_fresh_seeds_of_copy():
     assert f"({worst:.0f} % at 4x)" in page
 
 
+def test_recall_after_1000_steps():
+    right = {}
+    for record in map(json.loads, (RESULTS / "recall_in_text" / "records_1000_steps.jsonl").read_text().splitlines()):
+        for row in ({**record["shared"], **row} for row in record["results"]):
+            if (row["metric"], row["split"]) == ("token_accuracy", "fixed"):
+                right[record["name"], row["length"]] = row
+    (rows,) = tables("docs/evidence.md", "near_far, 1,000 steps")
+    lengths = (64, 256, 1024, 4096)
+    for name, *cells in rows[:-1]:
+        run = f"recall-near_far-{name.replace(' ', '')}"
+        assert cells == [f"{100 * right[run, length]['value']:.0f} %" for length in lengths], name
+    assert rows[-1][1:] == [f"{100 * right['recall-near_far-seed10', length]['chance']:.0f} %" for length in lengths]
+    plateau = [100 * row["value"] for (run, _), row in right.items() if "local_nope" in run]
+    assert f"({min(plateau):.0f} to {max(plateau):.0f} % at" in (ROOT / "docs" / "evidence.md").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_demo():
     values = measured("demo", "exact_match")
 
