@@ -1,15 +1,12 @@
-"""The page of `tra explore` in a real browser: `make test-browser` installs Chromium's driver and runs this."""
+"""The page of `tra explore` in a real browser."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.browser.looking import EVIL, Browser
 from tests.training.tiny import tiny_config
 from traformer.cli import main
 from traformer.evaluation.explore import explore_model
@@ -18,8 +15,6 @@ from traformer.reports.explore import explore_page
 from traformer.training.loop import train
 
 pytestmark = pytest.mark.browser
-
-EVIL = "</script><img src=x onerror=\"document.title='broken'\">"
 
 
 @pytest.fixture(scope="module")
@@ -37,119 +32,96 @@ def page(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="browser tests need the package selenium")
-    from selenium.common.exceptions import WebDriverException
-
-    options = webdriver.ChromeOptions()
-    for flag in ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver_path, browser_path = shutil.which("chromedriver"), shutil.which("chromium")
-    if driver_path is None or browser_path is None:
-        pytest.skip("browser tests need chromium and chromedriver; `make test-browser` installs them on Debian")
-    options.binary_location = browser_path
-    try:
-        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver_path))
-    except WebDriverException as error:
-        pytest.skip(f"Chromium does not start: {error.msg}")
-    yield driver
-    driver.quit()
+def test_it_draws_without_a_complaint_and_asks_nobody_for_anything(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    assert len(browser.find(".run")) == 2 and len(browser.find(".run:first-child .token")) == 16
+    assert len(browser.find(".plots svg")) == 2
+    assert browser.errors() == [] and browser.asked() == []
 
 
-def open_page(browser: Any, page: Path, width: int = 1280) -> None:
-    browser.set_window_size(width, 900)
-    browser.get(page.as_uri())
-
-
-def find(browser: Any, selector: str) -> list[Any]:
-    return browser.find_elements("css selector", selector)
-
-
-def complaints(browser: Any) -> list[str]:
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-
-
-def test_it_draws_without_a_complaint_and_asks_nobody_for_anything(browser: Any, page: Path) -> None:
-    open_page(browser, page)
-    assert len(find(browser, ".run")) == 2 and len(find(browser, ".run:first-child .token")) == 16
-    assert complaints(browser) == []
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    assert all(url.startswith(("file:", "data:")) for url in asked)
-
-
-def test_a_click_and_the_arrow_keys_choose_the_query(browser: Any, page: Path) -> None:
+def test_a_click_and_the_arrow_keys_choose_the_query(browser: Browser, page: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    open_page(browser, page)
-    find(browser, ".run:first-child .token")[5].click()
-    assert "query 5 " in find(browser, ".run:first-child [aria-live]")[0].text
-    find(browser, ".run:first-child .tokens")[0].send_keys(Keys.ARROW_LEFT)
-    assert "query 4 " in find(browser, ".run:first-child [aria-live]")[0].text
-    assert "query 4 " in find(browser, ".run:last-child [aria-live]")[0].text  # the runs move together
+    browser.open(page)
+    browser.find(".run:first-child .token")[5].click()
+    assert "query 5 " in browser.find(".run:first-child [aria-live]")[0].text
+    browser.find(".run:first-child .tokens")[0].send_keys(Keys.ARROW_LEFT)
+    assert "query 4 " in browser.find(".run:first-child [aria-live]")[0].text
+    assert "query 4 " in browser.find(".run:last-child [aria-live]")[0].text  # the runs move together
 
 
-def test_a_head_is_chosen_by_click_and_by_arrow(browser: Any, page: Path) -> None:
+def test_a_head_is_chosen_by_click_and_by_arrow(browser: Browser, page: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    open_page(browser, page)
-    heads = find(browser, ".run:first-child .head")
+    browser.open(page)
+    heads = browser.find(".run:first-child .head")
     heads[1].click()
     assert heads[1].get_attribute("aria-checked") == "true"
     heads[1].send_keys(Keys.ARROW_DOWN)
     assert heads[1].get_attribute("aria-checked") == "false"
 
 
-def test_the_slider_grows_the_input_and_long_inputs_come_in_windows(browser: Any, page: Path) -> None:
+def test_the_slider_grows_the_input_and_long_inputs_come_in_windows(browser: Browser, page: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    open_page(browser, page)
-    slider = find(browser, "#length")[0]
+    browser.open(page)
+    slider = browser.find("#length")[0]
+    before = [token.text for token in browser.find(".run:first-child .token")]
     slider.send_keys(Keys.ARROW_RIGHT)
-    assert find(browser, "#length-text")[0].text == "64 tokens"
+    assert browser.find("#length-text")[0].text == "64 tokens"
+    after = [token.text for token in browser.find(".run:first-child .token")]
+    strip = [text.rstrip("✓✗") for text in before], [text.rstrip("✓✗") for text in after]
+    assert strip[1][:14] + strip[1][-2:] == strip[0]  # the same example with more before its last read
     slider.send_keys(Keys.ARROW_RIGHT)
-    assert find(browser, "#length-text")[0].text == "1,024 tokens"
-    assert len(find(browser, ".run:first-child .token")) == 400
-    first = find(browser, ".run:first-child .window .sub")[0].text
-    find(browser, ".run:first-child .window button")[0].click()
-    assert find(browser, ".run:first-child .window .sub")[0].text != first
-    assert complaints(browser) == []
+    assert browser.find("#length-text")[0].text == "1,024 tokens"
+    assert len(browser.find(".run:first-child .token")) == 400
+    first = browser.find(".run:first-child .window .sub")[0].text
+    browser.find(".run:first-child .window button")[0].click()
+    assert browser.find(".run:first-child .window .sub")[0].text != first
+    assert browser.errors() == []
 
 
-def test_the_map_can_be_enlarged(browser: Any, page: Path) -> None:
-    open_page(browser, page)
-    find(browser, ".run:first-child summary")[0].click()
-    assert browser.execute_script("return document.querySelector('.large').width") == 16
+def test_kept_keys_are_drawn_at_their_contextual_distance_too(browser: Browser, page: Path) -> None:
+    """The strip of a head that removes keys has a second part, and both parts have ink; a peer's has one."""
+    browser.open(page)
+    heights = browser.run("return [...document.querySelectorAll('.strip')].map((canvas) => canvas.clientHeight)")
+    assert heights[0] > 2 * heights[1] > 0
+    inked = browser.run(
+        "const c = document.querySelector('.strip'), d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;"
+        "const half = d.length / 2; return [d.slice(0, half).some((v) => v), d.slice(half).some((v) => v)]"
+    )
+    assert inked == [True, True]
 
 
-def test_a_phone_needs_no_sideways_scrolling(browser: Any, page: Path) -> None:
-    open_page(browser, page)
-    metrics = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+def test_the_map_can_be_enlarged_and_says_what_is_under_the_pointer(browser: Browser, page: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    browser.open(page)
+    summary = browser.find(".run:first-child summary")[0]
+    assert "Enlarge the map of layer" in summary.text
+    summary.click()
+    assert browser.run("return document.querySelector('.large').width") == 16
+    ActionChains(browser.driver).move_to_element(browser.find(".large")[0]).perform()
+    assert "weight" in browser.find(".run:first-child details .sub")[0].text
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser: Browser, page: Path) -> None:
+    browser.open(page, width=360)
+    assert browser.overflow() <= 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_contrast_and_labels(browser: Any, page: Path, scheme: str) -> None:
-    axe = pytest.importorskip("axe_core_python", reason="the accessibility check needs the package axe-core-python")
-    feature = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
-    open_page(browser, page)
-    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(255, 255, 255)") == (scheme == "light")
-    browser.execute_script((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
-    found = browser.execute_async_script(
-        "const done = arguments[0]; axe.run().then((result) => done(result.violations))"
-    )
-    assert [(item["id"], [node["html"] for node in item["nodes"]][:3]) for item in found] == []
+def test_contrast_and_labels(browser: Browser, page: Path, scheme: str) -> None:
+    browser.open(page, scheme=scheme)
+    assert (browser.ground() == "rgb(255, 255, 255)") == (scheme == "light")
+    browser.find(".run:first-child summary")[0].click()
+    assert browser.violations() == []
 
 
-def test_hostile_text_stays_text(browser: Any, runs: list[Path], tmp_path: Path) -> None:
+def test_hostile_text_stays_text(browser: Browser, runs: list[Path], tmp_path: Path) -> None:
     model = OpenedRun.open(runs[0]).model
     path = tmp_path / "evil.html"
     explore_page(explore_model(model, [1, 4, 2], decode=lambda ids: EVIL, title=EVIL)).save(path)
-    open_page(browser, path)
-    assert browser.title == EVIL and not find(browser, "img")
-    assert EVIL in find(browser, ".token")[0].text
+    browser.open(path)
+    assert browser.driver.title == EVIL and not browser.find("img")
+    assert EVIL in browser.find(".token")[0].text

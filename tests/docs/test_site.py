@@ -14,6 +14,10 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
+    return link_checkout(tmp_path)
+
+
+def link_checkout(tmp_path: Path) -> Path:
     """What the site is made from, as links into the real checkout."""
     pytest.importorskip("mkdocs", reason="the documentation site needs the extra `docs`")
     for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "mkdocs.yml", "results", "examples", "src"):

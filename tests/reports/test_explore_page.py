@@ -100,6 +100,34 @@ def test_runs_side_by_side_on_the_same_sequences(runs: dict[str, Path], tmp_path
     assert len(tra["growth"]) == 2
 
 
+def test_longer_inputs_are_the_same_example_with_more_that_is_irrelevant(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traformer.evaluation.explore.MOST_SEQUENCES", 1)
+    exploration = explore_runs([runs["tra"]], lengths="16,32,64")
+    assert exploration.is_grown
+    short, *longer = exploration.runs[0].views
+    for view, growth in zip(longer, exploration.runs[0].growth[1:], strict=True):
+        added = len(view.tokens) - 16
+        assert view.tokens[:14] + view.tokens[14 + added :] == short.tokens
+        assert set(view.tokens[14:-2:2]) == {3}  # ignore
+        # The figure is of the last answer, and agrees with what the page shows of each head there.
+        row, keys = view.queries.index(len(view.tokens) - 2), view.sources[-1]
+        most = max(
+            sum(decode_rows(head, view)[row].get(key, 0.0) for key in keys) for heads in view.layers for head in heads
+        )
+        assert growth.weight == pytest.approx(most, abs=3e-4) and growth.sequences == 1
+        assert growth.right == float(view.answers[-1].predicted == view.answers[-1].truth)
+    page = explore_page(exploration).html
+    assert "Each length has the same examples" in page and page.count('class="plot"') == 2
+
+
+def test_a_task_that_cannot_grow_has_other_examples(tmp_path: Path) -> None:
+    train(tiny_config(task="copy", task_options={"max_length": 6}, steps=2), tmp_path / "copy", quiet=True)
+    exploration = explore_runs([tmp_path / "copy"], lengths="3,6")
+    assert not exploration.is_grown and "Each length has examples of its own" in explore_page(exploration).html
+
+
 def test_nothing_is_loaded_from_elsewhere(runs: dict[str, Path]) -> None:
     page = explore_page(explore_runs([runs["tra"]], lengths="16")).html
     assert "default-src 'none'" in page

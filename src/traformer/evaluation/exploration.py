@@ -196,10 +196,12 @@ def _text(raw: bytes) -> str:
 
 @dataclass(frozen=True)
 class Growth:
-    """The most weight that any head has on the keys that decide an answer, mean over the answers of one sequence."""
+    """What several sequences of one length show: means over the answers that come after the part that grows."""
 
     tokens: int
-    weight: float
+    weight: float  # the most that any head has on the keys that decide an answer
+    right: float  # share of the answers that are predicted right
+    sequences: int
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ class RunView:
     trained: int  # tokens of its longest training sequence
     layers: int
     heads: int
-    opening: tuple[int, int]  # layer and head that are shown first: the one that looks at the deciding keys most
+    opening: tuple[int, int]  # layer and head shown first: in the longest input it looks most at the deciding keys
     views: list[View]
     growth: list[Growth]
 
@@ -223,6 +225,7 @@ class Exploration:
     title: str
     runs: list[RunView]
     vocabulary: dict[int, str]  # of the tokens that occur
+    is_grown: bool = False  # whether all lengths show one example with ever more irrelevant tokens
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""

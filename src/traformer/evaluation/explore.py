@@ -21,10 +21,13 @@ from traformer.models.checks import check_ids
 from traformer.models.memory import available_memory, check_fits
 from traformer.models.observe import Attended, observe
 from traformer.runs.folder import RunFolder
-from traformer.tasks.base import Task
+from traformer.tasks.base import Split, Task
+from traformer.tasks.growing import grow
 
 MOST_BYTES = 4_000_000  # of a whole exploration
 INLINE_BYTES = 1_000_000  # of one that a notebook holds
+MOST_SEQUENCES = 16  # of a length, to measure how weights and answers change as inputs grow
+MOST_CELLS = 1 << 24  # of their maps, for a head: long inputs are few
 
 Decode = Callable[[list[int]], str]  # token ids -> text, as tokenizers and tasks have it
 
@@ -37,6 +40,7 @@ class _Sequence:
     ids: list[int]
     answers: list[tuple[int, int]]  # place and true token
     sources: dict[int, list[int]]  # query -> the keys that decide what it predicts
+    grown_at: int = 0  # where irrelevant tokens were put in; answers before them say nothing about growth
 
 
 @dataclass(frozen=True)
@@ -73,30 +77,33 @@ def explore_runs(
 
     A path may also be the folder of a saved model, such as `tra convert` writes; it has no task, so it needs a prompt.
     `lengths` are as for `tra eval`; by default 1, 2, 4 and 8 times the training length. `split` is the task's split, by
-    default its first.
+    default its first. Where the task knows what is irrelevant, the longer inputs are the shortest one with more of it
+    (flip_flop, induction, recall in text); otherwise they are other examples.
     """
     watcher = watcher or Watcher()
     subjects = [_open(path, device, step, watcher) for path in paths]
     for path, subject in zip(paths, subjects, strict=True):
         if prompt is None and subject.run is None:
             raise InputError(f"{path} is a saved model without a task; give a --prompt")
-    sequences = [_prompted(paths, subjects, prompt)] if prompt is not None else []
+    groups = [[_prompted(paths, subjects, prompt)]] if prompt is not None else []
     if prompt is None:
         opened = [subject.run for subject in subjects if subject.run is not None]
         for path, run in zip(paths, opened, strict=True):
             if run.task.token_names != opened[0].task.token_names:
                 raise InputError(f"{path} has other tokens than {paths[0]}; explore runs of one task together")
-        sequences = _examples(opened[0], example, lengths, split)
-    room = most_bytes // (len(paths) * len(sequences))
+        groups = _examples(opened[0], example, lengths, split)
+    room = most_bytes // (len(paths) * len(groups))
     runs = []
     for path, subject in zip(paths, subjects, strict=True):
-        watcher.say(f"{path}: {len(sequences)} {'sequence' if len(sequences) == 1 else 'sequences'}")
-        runs.append(_look(subject.model, sequences, subject.label, subject.summary, subject.trained, room))
+        watcher.say(f"{path}: {len(groups)} {'length' if len(groups) == 1 else 'lengths'}")
+        runs.append(_look(subject.model, groups, subject.label, subject.summary, subject.trained, room))
     if title is None:
         first = subjects[0].run
         title = f"Inside {' and '.join(dict.fromkeys(run.label for run in runs))}"
         title += f": {first.task.label}" if first is not None else ""
-    return Exploration(title, runs, _vocabulary(runs, subjects[0].decode))
+    return Exploration(
+        title, runs, _vocabulary(runs, subjects[0].decode), len(groups) > 1 and groups[-1][0].grown_at > 0
+    )
 
 
 def explore_model(
@@ -128,7 +135,7 @@ def explore_model(
     sequence = _Sequence(str(len(tokens)), tokens, [(place, tokens[place]) for place in scored], {})
     label = _label(model.config)
     with _evaluating(model):
-        run = _look(model, [sequence], label, f"{len(tokens):,} tokens", 0, most_bytes)
+        run = _look(model, [[sequence]], label, f"{len(tokens):,} tokens", 0, most_bytes)
     return Exploration(title or f"Inside {label}", [run], _vocabulary([run], decode or _number))
 
 
@@ -208,7 +215,8 @@ def _prompted(paths: Sequence[str | Path], subjects: Sequence[_Subject], prompt:
     return _Sequence(str(len(encoded[0])), encoded[0], [], {})
 
 
-def _examples(run: OpenedRun, example: int, lengths: str | None, split: str | None) -> list[_Sequence]:
+def _examples(run: OpenedRun, example: int, lengths: str | None, split: str | None) -> list[list[_Sequence]]:
+    """For each length the example that is shown, then the further ones that its growth is measured on."""
     task = run.task
     if example < 0:
         raise InputError(f"the example's number is {example}; give 0 or more")
@@ -219,20 +227,32 @@ def _examples(run: OpenedRun, example: int, lengths: str | None, split: str | No
     if split is not None and split not in names:
         raise unknown_name(f"split of {task.name}", split, names)
     wanted = names[0] if split is None else split
-    sequences = []
-    for found in sorted((found for found in splits if found.name == wanted), key=lambda found: found.size):
-        batch = found.task.examples(seed=Task.test_seed(run.config.seed), start=example, count=1)
-        size = int(batch.lengths[0])
-        places = batch.answers[0, :size].nonzero()[:, 0].tolist()
-        answers = [(place, int(batch.input_ids[0, place])) for place in places if place > 0]
-        sources = {}
-        for place, _ in answers:
-            source = batch.sources[0, place : place + 1]
-            if 0 <= int(source) < place:
-                keys = task.deciding_keys(source)[0].tolist()
-                sources[place - 1] = [key for key in keys if 0 <= key < place]
-        sequences.append(_Sequence(found.length, batch.input_ids[0, :size].tolist(), answers, sources))
-    return sequences
+    chosen = sorted((found for found in splits if found.name == wanted), key=lambda found: found.size)
+    groups = []
+    for found in chosen:
+        count = min(MOST_SEQUENCES, max(1, MOST_CELLS // found.task.sequence_length**2))
+        seed, numbers = Task.test_seed(run.config.seed), range(example, example + count)
+        groups.append([_sequence(found, chosen[0], seed, number) for number in numbers])
+    return groups
+
+
+def _sequence(split: Split, shortest: Split, seed: int, number: int) -> _Sequence:
+    """One example of a length: the shortest, grown to it, or where that cannot be done one of its own."""
+    task, place = split.task, 0
+    example = task.arrays(seed, number, 1)
+    if split.length.isdigit() and shortest.length.isdigit():
+        first = shortest.task.arrays(seed, number, 1)
+        if grown := grow(task, first, split.size - shortest.size):
+            example, place = grown
+    size = int(example.lengths[0])
+    answers = [(at, int(example.input_ids[0, at])) for at in example.answers[0, :size].nonzero()[0].tolist() if at > 0]
+    sources = {}
+    for at, _ in answers:
+        source = torch.from_numpy(example.sources[0, at : at + 1])
+        if 0 <= int(source) < at:
+            keys = task.deciding_keys(source)[0].tolist()
+            sources[at - 1] = [key for key in keys if 0 <= key < at]
+    return _Sequence(split.length, example.input_ids[0, :size].tolist(), answers, sources, place)
 
 
 # Looking ------------------------------------------------------------------------------------------------------------
@@ -240,12 +260,12 @@ def _examples(run: OpenedRun, example: int, lengths: str | None, split: str | No
 
 @torch.inference_mode()
 def _look(
-    model: Any, sequences: Sequence[_Sequence], label: str, summary: str, trained: int, most_bytes: int
+    model: Any, groups: Sequence[Sequence[_Sequence]], label: str, summary: str, trained: int, most_bytes: int
 ) -> RunView:
-    """One model at each sequence; a view takes at most about `most_bytes`."""
+    """One model at the first sequence of each group, a view of at most about `most_bytes`, and its growth over all."""
     views, growth = [], []
     opening: tuple[int, int] | None = None
-    for sequence in sequences:
+    for sequence, *more in groups:
         _check_memory(model, len(sequence.ids))
         traces: list[LayerTrace] = []
 
@@ -260,14 +280,42 @@ def _look(
         answers = [Answer(place, int(logits[place - 1].argmax()), truth) for place, truth in sequence.answers]
         if sequence.sources:
             on_source = _source_weights(traces, sequence.sources)  # [layers * heads, answers]
-            growth.append(Growth(len(sequence.ids), float(on_source.amax(0).mean())))
-            if opening is None:
-                opening = divmod(int(on_source[:, -1].argmax()), len(traces[0].weights))
+            # Of the longest input: on a short one the nearest key may decide the answer by accident.
+            opening = divmod(int(on_source[:, -1].argmax()), len(traces[0].weights))
+            judged = [_judge(sequence, on_source, logits), *(_judge_alone(model, other) for other in more)]
+            weights, rights = (torch.cat(each) for each in zip(*judged, strict=True))
+            growth.append(Growth(len(sequence.ids), float(weights.mean()), float(rights.mean()), len(judged)))
         views.append(
             encode_view(sequence.length, sequence.ids, traces, answers, sequence.sources, most_bytes=most_bytes)
         )
     layers, heads = len(views[0].layers), len(views[0].layers[0])
     return RunView(label, summary, trained, layers, heads, opening or (layers - 1, 0), views, growth)
+
+
+def _judge(sequence: _Sequence, on_source: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each answer after the part that grows: the most weight on its deciding keys, and 1 where it is right."""
+    queries = list(sequence.sources)
+    after = [number for number, query in enumerate(queries) if query >= sequence.grown_at]
+    rows = torch.tensor([queries[number] for number in after])
+    truth = torch.tensor([sequence.ids[int(query) + 1] for query in rows])
+    return on_source.amax(0)[after], (logits.cpu()[rows].argmax(-1) == truth).float()
+
+
+def _judge_alone(model: Any, sequence: _Sequence) -> tuple[Tensor, Tensor]:
+    """The same for a sequence that is not shown: of its maps only the rows that are needed are kept."""
+    rows: list[Tensor] = []
+
+    def visit(seen: Attended) -> None:
+        assert seen.weights is not None
+        of_heads = seen.weights[0].float().cpu()
+        rows.append(
+            torch.stack([of_heads[:, query, list(keys)].sum(-1) for query, keys in sequence.sources.items()], 1)
+        )
+
+    ids = torch.tensor([sequence.ids], device=next(model.parameters()).device)
+    with observe(model, weights=True, visit=visit):
+        logits = model(input_ids=ids, use_cache=False).logits[0]
+    return _judge(sequence, torch.cat(rows), logits)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ class Figure:
     def title(self) -> str:
         """ "Flip-flop sparse: exact match"."""
         where = " ".join(filter(None, [display_task(self.task), display_split(self.split)]))
-        return f"{where}: {self.metric.label}"
+        return f"{where}: {self.metric.label}" if where else self.metric.label.capitalize()
 
     @property
     def name(self) -> str:

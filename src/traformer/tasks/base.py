@@ -189,6 +189,13 @@ class Task(ABC):
         """The same for the examples of a group within a split; None: not known."""
         return None
 
+    def irrelevant(self, example: Arrays, count: int) -> tuple[int, NDArray[np.int64]] | None:
+        """A place in one example [1, T] for `count` tokens that bear on none of its answers, and those tokens.
+
+        The place is between what decides the last answers and these answers. None: the task has no such place.
+        """
+        return None
+
     @property
     def end_id(self) -> int | None:
         """The token that ends a sequence, if the task has one."""

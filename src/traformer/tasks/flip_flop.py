@@ -7,6 +7,7 @@ from numbers import Real
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traformer.errors import InputError
 from traformer.tasks import rng
@@ -91,6 +92,14 @@ class FlipFlop(SequenceTask):
             written = change * (guessed + other) / 2
             guessed, other = guessed * (1 - change) + written, other * (1 - 2 * change) + written
         return sum(shares) / len(shares)
+
+    def irrelevant(self, example: Arrays, count: int) -> tuple[int, NDArray[np.int64]] | None:
+        """Ignored pairs before the last read."""
+        if count % 2:
+            return None
+        tokens = np.full(count, IGNORE, dtype=np.int64)
+        tokens[1::2] = ZERO + np.random.default_rng(0).integers(0, 2, count // 2)
+        return int(example.lengths[0]) - 2, tokens
 
     def _generate(self, keys: rng.Words) -> Arrays:
         low, high = self.length_range

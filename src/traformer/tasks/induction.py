@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traformer.tasks import rng
 from traformer.tasks.base import Arrays, StringTask
@@ -61,6 +62,13 @@ class Induction(StringTask):
         """
         lengths = range(self.min_length, self.max_length + 1)
         return sum(expected_commonest_share(length - 1, self.symbols - 1) for length in lengths) / len(lengths)
+
+    def irrelevant(self, example: Arrays, count: int) -> tuple[int, NDArray[np.int64]] | None:
+        """Symbols other than the queried one at the end of the context."""
+        size = int(example.lengths[0])
+        query = int(example.input_ids[0, size - 3]) - FIRST_SYMBOL
+        symbols = np.random.default_rng(0).integers(0, self.symbols - 1, count)
+        return size - 4, symbols + (symbols >= query) + FIRST_SYMBOL
 
     def _generate(self, keys: rng.Words) -> Arrays:
         length = draw_lengths(keys, _LENGTH_DRAW, self.min_length, self.max_length)  # [n]

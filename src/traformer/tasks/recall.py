@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traformer.data import python_stdlib
 from traformer.data.corpus import DEFAULT_NOTE, checked_places
@@ -175,6 +176,14 @@ class Recall(SequenceTask):
     def prepare(self) -> None:
         """Read the training text, and check that it is long enough, before a run folder is made."""
         self._filler("train")
+
+    def irrelevant(self, example: Arrays, count: int) -> tuple[int, NDArray[np.int64]] | None:
+        """Text at the end of the context, where the context has text."""
+        text = self._filler("validation")
+        if text is None or len(text) < count:
+            return None
+        place = int((example.input_ids[0] == SEP).argmax())
+        return place, text.tokens[:count].astype(np.int64) + FIRST_KEY + self.keys + self.values
 
     # Examples -------------------------------------------------------------------------------------------------
 

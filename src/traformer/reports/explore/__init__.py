@@ -7,8 +7,9 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
+from traformer.reports.explore.growth import growth_section
 from traformer.reports.inline import Page
-from traformer.reports.style import THEME_STYLE
+from traformer.reports.style import PLOT_STYLE, THEME_STYLE
 
 if TYPE_CHECKING:
     from traformer.evaluation.exploration import Exploration
@@ -35,11 +36,9 @@ removes from the softmax are struck out; distance then counts only the keys that
 <span class="sub"><kbd>←</kbd> <kbd>→</kbd> query &nbsp; <kbd>↑</kbd> <kbd>↓</kbd> head &nbsp;
 <kbd>[</kbd> <kbd>]</kbd> length</span>
 </div>
-<figure id="growth" hidden style="margin:0 0 16px">
-<figcaption class="sub">The most weight that any head has on the keys that decide an answer, mean over the answers of
-one sequence, as the input grows.{trained}</figcaption>
-</figure>
-<div class="key"><span>border: the query</span><span>dashed border: a key that decides the answer</span>
+{growth}
+<div class="key"><span>weight 0 <span class="scale"></span> 100 %</span>
+<span>border: the query</span><span>dashed border: a key that decides the answer</span>
 <span><s>struck out</s>: removed</span><span>underlined: within the gate's reach</span>
 <span>✓ ✗: predicted right or wrong</span></div>
 <div id="runs" class="runs"></div>
@@ -56,11 +55,10 @@ def explore_page(exploration: Exploration) -> Page:
     """The page, to be saved or shown in a notebook."""
     data = json.dumps(exploration.to_dict(), separators=(",", ":"))
     folder = files(__package__)
-    trained = sorted({f"{run.trained:,} tokens" for run in exploration.runs if run.trained})
     html = _PAGE.format(
         title=escape(exploration.title),
-        trained=escape(f" Trained to {', '.join(trained)}." if trained else ""),
-        style=THEME_STYLE + (folder / "page.css").read_text(encoding="utf-8"),
+        growth=growth_section(exploration),
+        style=THEME_STYLE + PLOT_STYLE + (folder / "page.css").read_text(encoding="utf-8"),
         script=(folder / "page.js").read_text(encoding="utf-8"),
         data=data.replace("<", "\\u003c"),  # so that no token can end the script element
     )

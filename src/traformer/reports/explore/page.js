@@ -79,7 +79,6 @@
   const shown = (id) => name(id).replaceAll("\n", "⏎").replaceAll("\t", "⇥");
   const panels = data.runs.map(buildRun);
   buildControls();
-  buildPlot();
   draw();
 
   function buildControls() {
@@ -137,6 +136,7 @@
     const verdict = make("p", {});
     section.append(verdict, make("h3", { id: `heads-${index}` }, "Layers and heads"));
     const grid = make("div", { class: "heads", role: "radiogroup", "aria-labelledby": `heads-${index}` });
+    if (run.heads <= 8) grid.style.gridTemplateColumns = `repeat(${run.heads}, minmax(0, 96px))`; // a row per layer
     const buttons = [];
     for (let layer = 0; layer < run.layers; layer++) {
       for (let head = 0; head < run.heads; head++) {
@@ -153,15 +153,35 @@
       }
     }
     section.append(grid);
+    const enlarged = make("details", {});
+    const enlarge = make("summary", {});
+    const large = make("canvas", { class: "large", role: "img" });
+    const pointed = make("p", { class: "sub" }, "Keys from left to right, queries from top to bottom; the line is the query.");
+    large.addEventListener("mousemove", (event) => {
+      const view = run.views[state.view];
+      const box = large.getBoundingClientRect();
+      const cell = (at, start, size) => Math.max(0, Math.min(view.cells - 1, Math.floor(((at - start) / size) * view.cells)));
+      const column = cell(event.clientX, box.left, box.width);
+      const line = cell(event.clientY, box.top, box.height);
+      const [layer, head] = state.heads[index];
+      const weight = bytes(view.layers[layer][head].map)[line * view.cells + column] / 255;
+      const block = Math.ceil(view.tokens.length / view.cells);
+      const span = (at) => (block === 1 ? `${at}` : `${at * block}–${Math.min(view.tokens.length, (at + 1) * block) - 1}`);
+      pointed.textContent = `query ${span(line)}, key ${span(column)}: ${block === 1 ? "weight" : "largest weight"} ${share(weight)}`;
+    });
+    enlarged.append(enlarge, large, pointed);
+    enlarged.addEventListener("toggle", draw);
+    section.append(enlarged);
     const strip = make("canvas", { class: "strip", role: "img" });
     strip.addEventListener("click", (event) => {
       const box = strip.getBoundingClientRect();
       const tokens = run.views[state.view].tokens.length;
-      const key = Math.floor(((event.clientX - box.left) / box.width) * tokens);
+      const key = Math.floor(((event.clientX - box.left) / box.width) * (state.query + 1));
       state.start[index] = Math.max(0, Math.min(tokens - WINDOW, key - WINDOW / 2));
       draw();
     });
-    section.append(make("h3", {}, "All keys of the query, left to right"), strip);
+    const stripText = make("p", { class: "sub" });
+    section.append(make("h3", {}, "Every key up to the query"), strip, stripText);
     const walk = make("div", { class: "window" });
     const back = make("button", { type: "button" }, "earlier tokens");
     const on = make("button", { type: "button" }, "later tokens");
@@ -184,55 +204,8 @@
     const scroll = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `strongest keys, ${run.label}, model ${index + 1}` });
     scroll.append(table);
     section.append(said, scroll);
-    const enlarged = make("details", {});
-    enlarged.append(make("summary", {}, "This head's whole map (queries down, keys across)"));
-    const large = make("canvas", { class: "large", role: "img" });
-    enlarged.append(large);
-    enlarged.addEventListener("toggle", draw);
-    section.append(enlarged);
     document.getElementById("runs").append(section);
-    return { section, verdict, buttons, strip, walk, range, tokens, said, table, enlarged, large };
-  }
-
-  // The deciding key's weight as the input grows: one line per run, the trained length marked.
-  function buildPlot() {
-    const figure = document.getElementById("growth");
-    const runs = data.runs.filter((run) => run.growth.length > 1);
-    if (!runs.length) return;
-    figure.hidden = false;
-    const width = 640, height = 260, left = 52, right = 120, top = 16, bottom = 40;
-    const lengths = runs.flatMap((run) => run.growth.map((point) => point.tokens));
-    const low = Math.log2(Math.min(...lengths)), high = Math.log2(Math.max(...lengths));
-    const x = (tokens) => left + ((Math.log2(tokens) - low) / (high - low || 1)) * (width - left - right);
-    const y = (value) => top + (1 - value) * (height - top - bottom);
-    const svg = (tag, attributes, text) => {
-      const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-      for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-      if (text !== undefined) element.textContent = text;
-      return element;
-    };
-    const words = runs.map((run) => `${run.label}: ` + run.growth.map((p) => `${share(p.weight)} at ${p.tokens}`).join(", "));
-    const plot = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "plot", role: "img", "aria-label": words.join(". ") });
-    for (const value of [0, 0.5, 1]) {
-      plot.append(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "rule" }));
-      plot.append(svg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end", class: "soft" }, `${100 * value} %`));
-    }
-    for (const tokens of new Set(lengths)) {
-      plot.append(svg("text", { x: x(tokens), y: height - 20, "text-anchor": "middle", class: "soft" }, tokens.toLocaleString("en")));
-    }
-    plot.append(svg("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle", class: "soft" }, "tokens"));
-    const ends = [];
-    runs.forEach((run, index) => {
-      const colour = `var(--s${index % 4})`;
-      const points = run.growth.map((point) => `${x(point.tokens)},${y(point.weight)}`).join(" ");
-      plot.append(svg("polyline", { points, fill: "none", stroke: colour, "stroke-width": 2.5 }));
-      run.growth.forEach((p) => plot.append(svg("circle", { cx: x(p.tokens), cy: y(p.weight), r: 3.5, fill: colour })));
-      let place = y(run.growth.at(-1).weight) + 4;
-      while (ends.some((end) => Math.abs(end - place) < 14)) place += 14;
-      ends.push(place);
-      plot.append(svg("text", { x: width - right + 10, y: place, style: `fill:${colour};font-weight:650` }, run.label));
-    });
-    figure.prepend(plot);
+    return { section, verdict, buttons, strip, stripText, walk, range, tokens, said, table, enlarged, enlarge, large };
   }
 
   // Drawing -------------------------------------------------------------------------------------------------------
@@ -263,11 +236,20 @@
       item.button.tabIndex = active ? 0 : -1;
       drawMap(item.canvas, view.layers[item.layer][item.head].map, view.cells);
     }
-    drawStrip(panel.strip, run, view, chosen, seen, row);
+    drawStrip(panel, view, chosen, seen, row);
     drawTokens(panel, run, index, view, seen, row);
     drawWords(panel, view, seen, row, layer, head);
+    panel.enlarge.textContent = `Enlarge the map of layer ${layer + 1}, head ${head + 1}`;
     panel.large.setAttribute("aria-label", `attention map of layer ${layer + 1}, head ${head + 1}`);
-    if (panel.enlarged.open) drawMap(panel.large, chosen.map, view.cells);
+    if (panel.enlarged.open) {
+      drawMap(panel.large, chosen.map, view.cells);
+      const context = panel.large.getContext("2d");
+      context.fillStyle = css("--soft");
+      context.globalAlpha = 0.35;
+      context.fillRect(0, Math.floor(seen.query / Math.ceil(view.tokens.length / view.cells)), view.cells, 1);
+      context.globalAlpha = 1;
+      delete panel.large.dataset.map; // so that the line moves with the query
+    }
   }
 
   function drawVerdict(panel, view) {
@@ -296,40 +278,73 @@
     context.putImageData(image, 0, 0);
   }
 
-  function drawStrip(canvas, run, view, chosen, seen, row) {
-    const tokens = view.tokens.length;
+  // Above: every key at its ordinary place. Below, where the head removes keys: the kept ones alone, which is where
+  // contextual distance has them. A line leads from each kept key to its place among the kept.
+  function drawStrip(panel, view, chosen, seen, row) {
+    const canvas = panel.strip;
     const ratio = window.devicePixelRatio || 1;
+    const tall = seen.kept ? 168 : 64;
+    canvas.style.height = `${tall}px`;
     const width = (canvas.width = Math.max(200, Math.round(canvas.clientWidth * ratio)));
-    const height = (canvas.height = Math.round(64 * ratio));
+    canvas.height = Math.round(tall * ratio);
     const context = canvas.getContext("2d");
-    const x = (key) => (key / tokens) * width;
-    const bar = Math.max(1, width / tokens);
-    if (seen.kept && seen.reach !== null) {
-      let first = seen.query;
-      for (let key = seen.query; key >= 0; key--) if (seen.kept[key] && seen.distance[key] <= seen.reach) first = key;
+    const count = seen.query + 1;
+    const x = (key) => (key / count) * width; // the left edge of a key; the query is the last
+    const bar = Math.max(1, width / count);
+    const base = 58 * ratio; // of the bars above
+    const floor = (tall - 4) * ratio; // of the bars below
+    const high = 52 * ratio;
+    const kept = [];
+    if (seen.kept) for (let key = seen.query; key >= 0; key--) if (seen.kept[key]) kept.push(key);
+    const slot = Math.min(48 * ratio, width / Math.max(1, kept.length));
+    const among = (distance) => width - distance * slot; // the left edge of the kept key at a contextual distance
+    if (kept.length && seen.reach !== null) {
+      const within = Math.min(seen.reach, kept.length);
       context.fillStyle = css("--beyond");
-      context.fillRect(x(first), 0, x(seen.query + 1) - x(first), height);
+      if (within) {
+        context.fillRect(x(kept[within - 1]), 0, width - x(kept[within - 1]), base);
+        context.fillRect(among(within), floor - high, width - among(within), high);
+      }
     }
     if (chosen.buckets) {
       const buckets = decodeHead(view, chosen).buckets;
+      const size = view.tokens.length / view.buckets;
       context.fillStyle = `rgba(${parts("--s0")},.35)`;
-      for (let b = 0; b < view.buckets; b++) {
-        const tall = (buckets[row * view.buckets + b] / 255) * (height - 8);
-        context.fillRect((b / view.buckets) * width, height - 6 - tall, width / view.buckets, tall);
+      for (let b = 0; b * size < count; b++) {
+        const rise = (buckets[row * view.buckets + b] / 255) * high;
+        context.fillRect(x(b * size), base - rise, (size / count) * width, rise);
       }
+    }
+    if (kept.length) {
+      const most = 300; // lines; of more kept keys those with weight
+      kept.forEach((key, place) => {
+        const weight = Math.abs(seen.weights.get(key) ?? 0);
+        if (kept.length > most && weight < 0.01) return;
+        context.strokeStyle = `rgba(${parts("--s0")},${0.18 + 0.7 * Math.sqrt(weight)})`;
+        context.lineWidth = ratio;
+        context.beginPath();
+        context.moveTo(x(key) + bar / 2, base + 5 * ratio);
+        context.lineTo(among(place + 1) + slot / 2, floor - high - 4 * ratio);
+        context.stroke();
+      });
     }
     seen.weights.forEach((weight, key) => {
       context.fillStyle = css(weight < 0 ? "--s1" : "--s0");
-      const tall = Math.max(1, Math.abs(weight) * (height - 8));
-      context.fillRect(x(key), height - 6 - tall, bar, tall);
+      const rise = Math.max(ratio, Math.abs(weight) * high);
+      context.fillRect(x(key), base - rise, bar, rise);
+      if (seen.kept && seen.kept[key]) context.fillRect(among(seen.distance[key]), floor - rise, Math.max(1, slot - (slot > 4 ? 1 : 0)), rise);
     });
+    context.fillStyle = css("--soft");
+    context.fillRect(0, base, width, ratio);
     if (seen.kept) {
-      context.fillStyle = css("--soft");
-      for (let key = 0; key <= seen.query; key++) if (!seen.kept[key]) context.fillRect(x(key), height - 3, bar, 3);
+      context.fillRect(0, floor, width, ratio);
+      for (let key = 0; key <= seen.query; key++) if (!seen.kept[key]) context.fillRect(x(key), base, bar, 4 * ratio);
     }
-    context.fillStyle = css("--ink");
-    context.fillRect(x(seen.query), 0, Math.max(1, ratio), height);
-    canvas.setAttribute("aria-label", `weights of all ${tokens} keys for query ${seen.query}; the table below has the largest`);
+    panel.stripText.textContent = seen.kept
+      ? "Above: the weight of each key at its place; thick grey below the line: removed. Below: the kept keys alone, as contextual" +
+        " distance counts them. The query is at the right end" + (seen.reach === null ? "." : "; shaded: the gate's reach.")
+      : "The weight of each key at its place; the query is at the right end.";
+    canvas.setAttribute("aria-label", `weights of ${count} keys for query ${seen.query}; the table below has the largest`);
   }
 
   function drawTokens(panel, run, index, view, seen, row) {
@@ -398,7 +413,7 @@
     const body = rows.map(([key, weight]) =>
       line([key, shown(view.tokens[key]), weight.toFixed(4), ...(seen.kept ? [seen.distance[key]] : []), query - key], "td"),
     );
-    panel.table.replaceChildren(make("caption", { class: "sub" }, "Strongest keys"), line(header, "th"), ...body);
+    panel.table.replaceChildren(make("caption", {}, "Strongest keys"), line(header, "th"), ...body);
   }
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
