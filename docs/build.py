@@ -22,7 +22,7 @@ SOURCE = ROOT / "build" / "docs" / "source"
 TOP_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 FOLDERS = {
     "docs": ("*.md", "*.ipynb", "*.css", "*.js"),
-    "results": ("**/*.md", "**/*.png", "**/*.svg", "**/*.csv", "**/*.json", "**/*.html"),
+    "results": ("**/*.md", "**/*.png", "**/*.svg", "**/*.csv", "**/*.json", "**/*.jsonl", "**/*.html"),
     "examples": ("*",),
 }
 
