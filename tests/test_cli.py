@@ -4,13 +4,16 @@ import dataclasses
 import json
 import subprocess
 import sys
+import types
 
 import pytest
 
 from traformer.cli import COMMANDS, main
+from traformer.experiments import EXPERIMENTS
 from traformer.methods import METHODS
 from traformer.models.from_run import build_model_config
 from traformer.runs.config import RunConfig, flag_of, setting_of
+from traformer.sweeps.cell import Cell
 from traformer.tasks import TASKS, build_task
 
 
@@ -218,3 +221,27 @@ def test_interrupt_is_a_sentence(monkeypatch, capsys):
 def test_version():
     done = run("--version")
     assert done.returncode == 0 and done.stdout.startswith("traformer ")
+
+
+def test_a_command_is_one_module_and_one_entry(monkeypatch, capsys):
+    module = types.ModuleType("traformer.commands.made_up")
+    module.add_arguments = lambda parser: parser.add_argument("word")
+    module.main = lambda args: print(args.word)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(COMMANDS, "made_up", (module.__name__, "print a word"))
+    assert main(["made_up", "hello"]) == 0 and capsys.readouterr().out == "hello\n"
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "print a word" in capsys.readouterr().out
+    assert main(["completion", "--candidates", "made"]) == 0 and capsys.readouterr().out == "made_up\n"
+
+
+def test_an_experiment_is_one_module_and_one_entry(monkeypatch, capsys):
+    module = types.ModuleType("traformer.experiments.made_up")
+    module.cells = lambda: [Cell("only", RunConfig(steps=3, attention="rope"), lengths="8", examples=4)]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(EXPERIMENTS, "made_up", "one cell")
+    assert main(["list", "experiments"]) == 0 and "made_up" in capsys.readouterr().out.split()
+    assert main(["sweep", "made_up", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "--attention rope" in listed and "tra eval runs/made_up/only" in listed

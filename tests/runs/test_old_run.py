@@ -1,7 +1,7 @@
 """A run folder of the first version of the layout still opens: it is measured, reported and resumed as it was then.
 
-run_of_0_1/ was written by commit f26aaf0 with `tra train` (copy to 4 symbols, tra_plus, two layers of 16, 8 steps), `tra eval` and
-`tra diagnose`.
+run_of_0_1/ was written by commit f26aaf0 with `tra train` (copy to 4 symbols, tra_plus, two layers of 16, 8 steps),
+`tra eval` and `tra diagnose`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from traformer.commands.arguments import key_value, options_once, positive_int
@@ -16,6 +16,7 @@ from traformer.experiments.configs import read_config
 from traformer.methods import resolve_stack
 from traformer.runs.config import RunConfig, flag_of, setting_of
 from traformer.terminal import say
+from traformer.types import JsonObject, Options
 
 # flag: the settings of TraformerConfig it sets, and its help
 _MODEL_FLAGS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -103,7 +104,7 @@ def main(args: argparse.Namespace) -> None:
         print(f"measure it with: tra eval {out}")
 
 
-def started_from(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def started_from(base: Options, given: Options) -> JsonObject:
     """`base` with the model of `--from`, and with that run's task and options where no others are named."""
     shape = {"attention", "attention_options", "preset", "model_options"} & set(given)
     if set(given.get("model_options", ())) <= {"attention_dropout", "hidden_dropout"}:
@@ -132,7 +133,7 @@ def check_names(config: RunConfig) -> None:
         raise unknown_name("preset", config.preset, PRESETS)
 
 
-def resumed_config(args: argparse.Namespace, given: dict[str, Any]) -> tuple[RunConfig, str]:
+def resumed_config(args: argparse.Namespace, given: JsonObject) -> tuple[RunConfig, str]:
     from traformer.runs.folder import RunFolder
 
     if not args.out:
@@ -145,7 +146,7 @@ def resumed_config(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Run
     return stored.for_resume({name: wanted[name] for name in given}, folder.path), args.out
 
 
-def given_settings(args: argparse.Namespace) -> dict[str, Any]:
+def given_settings(args: argparse.Namespace) -> JsonObject:
     """The settings that were named on the command line, in RunConfig's names."""
     names = {item.name for item in dataclasses.fields(RunConfig)}
     given = {name: value for name, value in vars(args).items() if name in names}
@@ -165,7 +166,7 @@ _OPTIONS = ("task_option", "attention_option", "model_option")
 _LENGTH = "--length"  # stands for the task's own length setting until the task is known
 
 
-def _merge(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Options, given: Options) -> JsonObject:
     """`given` over `base`; options are merged one by one, unless the task or attention they belong to has changed."""
     merged = {**base, **given}
     for options, owner in (("task_options", "task"), ("attention_options", "attention"), ("model_options", None)):

@@ -1,4 +1,4 @@
-"""How right a trained model is: by length, by window, far beyond training, and why."""
+"""How accurate a trained model is: by length, by window, far beyond training, and why it fails."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ __all__ = ["EVALUATORS", "evaluate_run", "evaluator"]
 
 if TYPE_CHECKING:
     from traformer.evaluation.evaluate import evaluate_run
+    from traformer.runs.measurements import Measurement
 
 # What a task names as its evaluator -> the function that measures a run of it, as module:function.
 EVALUATORS = {
@@ -20,12 +21,12 @@ EVALUATORS = {
 }
 
 
-def evaluator(name: str) -> Callable[..., Any]:
+def evaluator(name: str) -> Callable[..., list[Measurement]]:
     """The function of an evaluator's name; loads torch."""
     if name not in EVALUATORS:
         raise unknown_name("evaluator", name, EVALUATORS)
     module, _, function = EVALUATORS[name].partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
+    found: Callable[..., list[Measurement]] = getattr(import_module(module), function)
     return found
 
 

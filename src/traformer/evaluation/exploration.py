@@ -11,12 +11,13 @@ import base64
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from traformer.types import JsonObject
 
 MAP_CELLS = 48  # a head's small map is at most so many cells wide
 BUCKETS = 160  # of a row of more keys than ENTRIES
@@ -227,6 +228,6 @@ class Exploration:
     vocabulary: dict[int, str]  # of the tokens that occur
     is_grown: bool = False  # whether all lengths show one example with ever more irrelevant tokens
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """As JSON holds it."""
         return asdict(self)

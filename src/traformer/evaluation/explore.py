@@ -16,7 +16,7 @@ from traformer.evaluation.exploration import Answer, Exploration, Growth, LayerT
 from traformer.evaluation.opened import OpenedRun
 from traformer.evaluation.watcher import Watcher
 from traformer.layers import AttentionLayer
-from traformer.methods import METHODS, Method, label_of, stack_of
+from traformer.methods import METHODS, Method, StackConfig, label_of, stack_of
 from traformer.models.checks import check_ids
 from traformer.models.memory import available_memory, check_fits
 from traformer.models.observe import Attended, observe
@@ -178,7 +178,7 @@ def _open_saved(path: str | Path, device: str, step: int | None) -> _Subject:
     return _Subject(model, _label(model.config), f"saved model in {path}", tokenizer.decode, tokenizer.encode)
 
 
-def _label(config: Any) -> str:
+def _label(config: StackConfig) -> str:
     """The attentions of a model by the names that the catalogue has for them."""
     return " + ".join(dict.fromkeys(_named(method).label for method in stack_of(config)))
 

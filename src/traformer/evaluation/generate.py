@@ -13,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from traformer.errors import InputError
 from traformer.models import TraformerForCausalLM
 from traformer.tasks import Task
+from traformer.types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Sampling:
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
             raise InputError("top_k and top_p choose among tokens that are drawn; give a temperature above 0 with them")
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """As transformers' generate takes them."""
         if self.temperature == 0:
             return {"do_sample": False}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from traformer.runs.measurements import Measurement, Request
 from traformer.runs.metrics import metric_named
 from traformer.tasks.base import Split, Task
 from traformer.tasks.metrics import ANSWER_METRICS, Tally
+from traformer.types import JsonObject, Options
 
 
 @dataclass
@@ -64,7 +65,7 @@ class OpenedRun:
         **more: Any,
     ) -> Measurement:  # fmt: skip
         """A number that answers a request about this run."""
-        settings: dict[str, Any] = {
+        settings: JsonObject = {
             "task": self.config.task, "split": request.split, "length": request.length, "examples": request.examples,
             "seed": request.seed, "attention": self.config.attention, "step": self.step,
             "train_length": self.train_length, "study": request.study, "protocol": request.protocol,
@@ -95,4 +96,4 @@ class EvaluationOptions:
     batch_tokens: int | None = None
     count_overlap: bool | None = None
     again: bool = False
-    evaluator_options: Mapping[str, Any] = field(default_factory=dict)
+    evaluator_options: Options = field(default_factory=dict)

@@ -29,6 +29,7 @@ from traformer.runs.measurements import Job, Measurement, Request, measure_missi
 from traformer.tasks.base import Split
 from traformer.tasks.lengths import length_label
 from traformer.tasks.text import TOKENIZER_FOLDER, Text
+from traformer.types import JsonObject
 
 if TYPE_CHECKING:
     from traformer.data import TokenizedText
@@ -242,7 +243,7 @@ def check_vocabulary(model: Any, task: Text, run: Path) -> None:
         )
 
 
-def describe(task: Text, text: TokenizedText, split: str, window: int, stride: int, tokens: int) -> dict[str, Any]:
+def describe(task: Text, text: TokenizedText, split: str, window: int, stride: int, tokens: int) -> JsonObject:
     """All that a perplexity depends on beside the model."""
     counts = text.counts
     return {

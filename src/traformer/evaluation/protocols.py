@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from traformer.types import Options
 
 
-def protocol_text(protocol: Mapping[str, Any]) -> str:
+def protocol_text(protocol: Options) -> str:
     """The protocol in one line; window and stride are in the table."""
     read, whole = protocol["tokens_read_of_text"], protocol["tokens_in_text"]
     return (

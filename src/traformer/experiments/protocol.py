@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
 from traformer.sweeps.cell import Cell, is_done
+from traformer.types import JsonObject
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
 DRAWS = 20_000  # of the bootstrap
@@ -49,7 +49,7 @@ class Arm:
 
     name: str
     attention: str
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JsonObject = field(default_factory=dict)
 
 
 def arms(*names: str) -> tuple[Arm, ...]:

@@ -19,10 +19,10 @@ head starts with a far gate. Its rivals are given the same: temperature, own key
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from traformer.experiments.protocol import Arm, AtLeast, Beats, Hypothesis, Place, Protocol, Setting, arms
 from traformer.runs.config import RunConfig
+from traformer.types import JsonObject
 
 TITLE = "Recall in text: trained to 64 tokens, tested to 4,096"
 
@@ -41,10 +41,10 @@ RECALL = RunConfig(
     steps=2000, batch_size=32, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
 )  # fmt: skip
 
-TEMPERATURE: dict[str, Any] = {"temperature": True}
-FAR: dict[str, Any] = {"gate_bias": 6.0, **TEMPERATURE}  # every head starts to forget 0.25 % per kept key
-NO_REMOVAL: dict[str, Any] = {"removal": False}
-LOCAL: dict[str, Any] = {"sliding_window": 8}
+TEMPERATURE: JsonObject = {"temperature": True}
+FAR: JsonObject = {"gate_bias": 6.0, **TEMPERATURE}  # every head starts to forget 0.25 % per kept key
+NO_REMOVAL: JsonObject = {"removal": False}
+LOCAL: JsonObject = {"sliding_window": 8}
 
 MAIN = Arm("near_far", "tra_plus,tra_straight_through", {"tra_straight_through": FAR})
 NOTHING_REMOVED = Arm("near_far_no_removal", "tra_plus_no_removal,tra_variant", {"tra_variant": {**FAR, **NO_REMOVAL}})

@@ -10,16 +10,15 @@ Upper layers whose heads all reach far (`far`) leave that work to the layer belo
 
 from __future__ import annotations
 
-from typing import Any
-
 from traformer.experiments.recall_in_text import FAR, LOCAL, NO_REMOVAL, RECALL
 from traformer.sweeps.cell import Cell
+from traformer.types import JsonObject
 
 TITLE = "Recall in text: which division of heads learns it"
 STEPS, SEEDS, EXAMPLES = 500, (200, 201), 128
 RATES = (1.25e-3, 2.5e-3)
 # Name: attention of each layer, and its options.
-TRIALS: dict[str, tuple[str, dict[str, Any]]] = {
+TRIALS: dict[str, tuple[str, JsonObject]] = {
     "rope": ("rope", {}),
     "local_nope": ("rope,nope", {"rope": LOCAL}),
     "tra_plus": ("tra_plus", {}),

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from traformer.errors import RunError, TraformerError
 from traformer.methods import label_of
@@ -18,6 +17,7 @@ from traformer.runs.measurements import Measurement, with_others
 from traformer.runs.metrics import metric_named
 from traformer.sweeps.cell import eval_command, train_command
 from traformer.tasks import TASKS, Task, build_task
+from traformer.types import JsonObject, Options
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Run:
     config: RunConfig
     measurements: list[Measurement]  # of the newest step that each study measured
     training: list[TrainingLine]
-    versions: Mapping[str, Any]
-    environment: Mapping[str, Any]
+    versions: Options
+    environment: Options
 
     @property
     def train_length(self) -> int:
@@ -149,7 +149,7 @@ def measured_runs(measured: Mapping[str, list[Measurement]]) -> list[Run]:
     return [_run(RunFolder.open(path), Path(path), found) for path, found in measured.items()]
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def _mapping(value: object) -> Options:
     return value if isinstance(value, dict) else {}
 
 
@@ -165,9 +165,10 @@ def training_lines(folder: RunFolder) -> list[TrainingLine]:
     return lines
 
 
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
+def _number(value: object) -> float | None:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None
 
 
 def _with_chance(measurements: list[Measurement], config: RunConfig) -> list[Measurement]:
@@ -217,8 +218,8 @@ def series_labels(runs: Sequence[Run]) -> dict[Path, str]:
     return labels
 
 
-def _flatten(config: RunConfig) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flatten(config: RunConfig) -> JsonObject:
+    flat: JsonObject = {}
     for name, value in config.to_dict().items():
         if name in _NOT_IN_LABELS:
             continue

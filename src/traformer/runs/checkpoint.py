@@ -19,11 +19,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from traformer.errors import RunError
 from traformer.storage import full_reason, remove_folder, write_folder
 from traformer.terminal import warn as show_warning
+from traformer.types import JsonObject
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
@@ -36,8 +36,8 @@ class Checkpoint:
     path: Path
     step: int
 
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+    def state(self) -> JsonObject:
+        state: JsonObject = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
         return state
 
     def fault(self) -> str | None:
@@ -61,14 +61,7 @@ class Checkpoint:
 
 def sha256(path: Path) -> str:
     with open(path, "rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha256(handle)
-
-
-def _sha256(handle: Any) -> str:  # Python 3.10
-    digest = hashlib.sha256()
-    while block := handle.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def all_checkpoints(folder: Path) -> list[Checkpoint]:

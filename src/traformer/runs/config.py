@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from traformer.errors import InputError, RunError, unknown_name
+from traformer.types import JsonObject, Options
 
 # Sections of config.yaml that describe where a run was made; they are records, not settings.
 RECORDS = ("versions", "environment")
@@ -145,7 +146,7 @@ class RunConfig:
             object.__setattr__(self, "task_options", TASKS[self.task].stored_options(self.task_options))
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], source: str = "the config") -> RunConfig:
+    def from_dict(cls, values: Options, source: str = "the config") -> RunConfig:
         known = [item.name for item in dataclasses.fields(cls)]
         for name in values:
             if name not in known and name not in RECORDS:
@@ -156,13 +157,13 @@ class RunConfig:
     def from_file(cls, path: str | Path) -> RunConfig:
         return cls.from_dict(read_yaml(path), str(path))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {item.name: _plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
 
     def replace(self, **changes: Any) -> RunConfig:
         return dataclasses.replace(self, **changes)
 
-    def for_resume(self, given: Mapping[str, Any], folder: Path) -> RunConfig:
+    def for_resume(self, given: Options, folder: Path) -> RunConfig:
         """This config with the changeable settings of `given`; a setting that would make it another run is refused."""
         wanted = self.replace(**given)  # checked and spelled out as this one is
         for item in dataclasses.fields(self):
@@ -187,7 +188,7 @@ def setting_of(item: dataclasses.Field[Any]) -> Setting:
     return about
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> JsonObject:
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -200,7 +201,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Tuples as lists, recursively: what YAML holds and gives back."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -209,7 +210,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _checked(name: str, kind: str, value: Any) -> Any:
+def _checked(name: str, kind: str, value: Any) -> object:
     """The value in the field's type; YAML reads 1e-3 as text, so text that is a number counts as one."""
     if value is None and "None" in kind:
         return None
@@ -224,7 +225,7 @@ def _checked(name: str, kind: str, value: Any) -> Any:
         if base == "str" and isinstance(value, str):
             return value
         if base.startswith("dict") and isinstance(value, Mapping):
-            return dict(_plain(value))
+            return {str(key): _plain(item) for key, item in value.items()}
     except (TypeError, ValueError, OverflowError):
         pass
     raise InputError(f"{name} is {value!r}; it must be {_KINDS[base.split('[')[0]]}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -19,6 +18,7 @@ from traformer.runs.config import RunConfig
 from traformer.runs.measurements import ResultStore
 from traformer.storage import Locked, lock, make_folder, write_atomically
 from traformer.terminal import warn
+from traformer.types import JsonObject, Options
 
 
 class RunFolder:
@@ -85,7 +85,7 @@ class RunFolder:
     def read_config(self) -> RunConfig:
         return RunConfig.from_file(self.config_file)
 
-    def write_config(self, config: RunConfig, environment: Mapping[str, Any]) -> None:
+    def write_config(self, config: RunConfig, environment: Options) -> None:
         make_folder(self.path)
         values = {**config.to_dict(), "versions": versions(), "environment": dict(environment)}
         write_atomically(self.config_file, yaml.safe_dump(values, sort_keys=False))
@@ -105,11 +105,11 @@ class RunFolder:
 
     # metrics.jsonl: one line per log step; `clock` holds what differs from one execution to the next
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[JsonObject]:
         """All whole lines. A last line that a kill tore, and damaged ones, are left out: a log never blocks a run."""
         return [row for row in map(_metrics_row, self._metrics_lines()) if row is not None]
 
-    def cut_metrics(self, step: int, warn: Callable[[str], None] = warn) -> list[dict[str, Any]]:
+    def cut_metrics(self, step: int, warn: Callable[[str], None] = warn) -> list[JsonObject]:
         """Drop the lines after `step`, which a resumed run will write again; a damaged file is kept beside it."""
         lines = self._metrics_lines()
         damaged = sum(_metrics_row(line) is None for line in lines[:-1])  # a torn last line is what a kill leaves
@@ -134,7 +134,7 @@ class RunFolder:
         return ResultStore(self.path)
 
 
-def _metrics_row(line: str) -> dict[str, Any] | None:
+def _metrics_row(line: str) -> JsonObject | None:
     """A line of metrics.jsonl, or None if it is not one."""
     try:
         row = json.loads(line)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from traformer.errors import RunError
 from traformer.runs.measurements import Measurement
+from traformer.types import JsonObject, Options
 
-Row = Mapping[str, Any]
+Row = Options
 LEGACY_FILES = ("stretch.json", "diagnosis.json")
 
 
@@ -49,7 +49,7 @@ def _rows(file: Path) -> list[Row]:
     return rows
 
 
-def _common(row: Row, study: str) -> dict[str, Any]:
+def _common(row: Row, study: str) -> JsonObject:
     names = ("task", "attention", "seed", "step", "train_length")
     return {**{name: row[name] for name in names}, "study": study, "low": None, "high": None}
 
@@ -102,7 +102,7 @@ def _from_diagnosis(row: Row) -> Iterator[Measurement]:
             yield Measurement(metric=metric, value=row[old], counted=counted, at=at, **common)
 
 
-def _of_diagnosis(row: Row) -> dict[str, Any]:
+def _of_diagnosis(row: Row) -> JsonObject:
     return {
         **_common(row, "diagnosis"), "split": "test", "length": row["length"], "examples": 0,
         "protocol": {"train_tokens": row["train_tokens"]},

@@ -15,12 +15,13 @@ from typing import Any, Generic, TypeVar
 
 from traformer.errors import RunError
 from traformer.storage import write_atomically
+from traformer.types import JsonObject, Options
 
 RESULTS_FILE = "results.json"
 # What a protocol records without changing the number.
 RECORDED_ONLY = frozenset({"threads", "time_limit", "seconds"})
 
-Row = dict[str, Any]  # a measurement as JSON holds it
+Row = JsonObject  # a measurement as JSON holds it
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Measurement:
     chance: float | None = None
     seen_in_training: float | None = None  # share of the test examples that training has shown
     at: Mapping[str, int | float | str] = field(default_factory=dict)
-    protocol: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Options = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -84,7 +85,7 @@ class Measurement:
         return row
 
     @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> Measurement:
+    def from_row(cls, row: Options) -> Measurement:
         """The inverse of `to_row`; what another version wrote beside the known fields is left out.
 
         Raises ValueError with a sentence about what is wrong.
@@ -103,7 +104,7 @@ class Measurement:
 
 
 _NUMBER = (int, float)
-_KINDS: dict[str, Any] = {
+_KINDS: dict[str, type | tuple[type, ...]] = {
     "task": str, "split": str, "length": (int, str), "metric": str, "value": (*_NUMBER, type(None)),
     "low": (*_NUMBER, type(None)), "high": (*_NUMBER, type(None)), "examples": int, "seed": int, "attention": str,
     "step": int, "train_length": int, "counted": int, "study": str, "chance": (*_NUMBER, type(None)),
@@ -116,7 +117,7 @@ _REQUIRED = frozenset(
 )
 
 
-def _default(item: dataclasses.Field[Any]) -> Any:
+def _default(item: dataclasses.Field[Any]) -> object:
     return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
 
 
@@ -143,7 +144,7 @@ class Request:
     examples: int
     seed: int
     study: str = "eval"
-    protocol: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Options = field(default_factory=dict)
 
     def answered_by(self, found: Measurement) -> bool:
         """Whether a stored measurement is one of those asked for, measured in the same way."""
@@ -154,12 +155,12 @@ class Request:
         )
 
 
-def slot(of: Measurement | Request) -> tuple[Any, ...]:
+def slot(of: Measurement | Request) -> tuple[object, ...]:
     """What a number is of. The store keeps one set of settings per slot, so a length never appears twice."""
     return of.study, of.split.partition("/")[0], of.length, of.step, of.protocol.get("data")
 
 
-def _decisive(protocol: Mapping[str, Any]) -> dict[str, Any]:
+def _decisive(protocol: Options) -> JsonObject:
     return {name: value for name, value in protocol.items() if name not in RECORDED_ONLY}
 
 

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from traformer.errors import InputError, RunError, TraformerError
 from traformer.runs import checkpoint as checkpoints
@@ -23,6 +22,7 @@ from traformer.runs.config import RunConfig, flag_of
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
 from traformer.tasks import build_task
+from traformer.types import JsonObject
 
 RESERVED = ("cells", "logs")  # folders of the sweep itself
 
@@ -36,11 +36,11 @@ class Cell:
     lengths: str | None = None  # as `tra eval --lengths` takes them; None: the task's own
     examples: int = 256
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         return {"name": self.name, "config": self.config.to_dict(), "lengths": self.lengths, "examples": self.examples}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Cell:
+    def from_dict(cls, values: JsonObject) -> Cell:
         config = RunConfig.from_dict(values["config"], f"cell {values['name']}")
         return cls(values["name"], config, values["lengths"], values["examples"])
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from traformer.errors import Stopped, TraformerError
 from traformer.runs.folder import RunFolder
@@ -203,7 +202,7 @@ def _last_line(state: CellState) -> str:
 
 def _stop_all(states: Sequence[CellState], view: SweepView) -> None:
     """Ask every running cell to save and stop; those that do not within a minute are killed, which loses little."""
-    running: list[tuple[CellState, Any]] = [(state, state.process) for state in states if state.process is not None]
+    running = [(state, state.process) for state in states if state.process is not None]
     for _, process in running:
         process.terminate()
     for state, process in running:

@@ -18,6 +18,7 @@ from traformer.errors import InputError, RunError, TraformerError
 from traformer.storage import make_folder
 from traformer.sweeps.cell import Cell, run_cell
 from traformer.sweeps.local import KILLED_RETRIES, CellState, SweepView, plan, stopped
+from traformer.types import JsonObject
 
 SMALL_FILES = ("config.yaml", "metrics.jsonl", "results.json")
 
@@ -91,11 +92,11 @@ def _submit(ray: Any, state: CellState) -> Any:
     return task.remote(state.cell.to_dict(), str(state.folder.path))
 
 
-def _work(spec: dict[str, Any], path: str) -> dict[str, Any]:
+def _work(spec: JsonObject, path: str) -> JsonObject:
     """In a Ray worker: the cell, then what of it is small enough to send back."""
     import ray
 
-    outcome: dict[str, Any] = {"node": ray.get_runtime_context().get_node_id(), "error": None, "files": {}}
+    outcome: JsonObject = {"node": ray.get_runtime_context().get_node_id(), "error": None, "files": {}}
     try:
         run_cell(Cell.from_dict(spec), path, quiet=True)
     except TraformerError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from traformer.errors import InputError
 from traformer.runs.config import RunConfig
@@ -19,14 +18,15 @@ from traformer.runs.measurements import Measurement
 from traformer.storage import write_atomically
 from traformer.sweeps.cell import Cell, is_done
 from traformer.sweeps.local import CellState, SweepView
+from traformer.types import JsonObject
 
-Record = dict[str, Any]  # a line of the file, as JSON
+Record = JsonObject  # a line of the file, as JSON
 PLACES = ("data", "tokenizer")  # task options that may be paths of one machine
 FIELDS = frozenset({"name", "settings", "losses", "shared", "results"})
 DIGITS = 7  # of a number in a record
 
 
-def settings_of(cell: Cell) -> dict[str, Any]:
+def settings_of(cell: Cell) -> JsonObject:
     """What a cell's numbers depend on and what means the same on every machine: its settings that are no defaults."""
     usual = RunConfig().to_dict()
     values = {name: value for name, value in cell.config.to_dict().items() if value != usual[name]}
@@ -106,5 +106,5 @@ class Recording(SweepView):
         write_atomically(self.file, "".join(line + "\n" for line in lines))
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> object:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

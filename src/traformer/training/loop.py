@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -37,6 +37,7 @@ from traformer.training.optimizer import (
 from traformer.training.parallel import Parallel, whole
 from traformer.training.progress import TrainingProgress
 from traformer.training.stop import StopRequest
+from traformer.types import JsonObject
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Counters:
 class TrainingResult:
     path: Path
     step: int
-    last: dict[str, Any]  # the last line of metrics.jsonl
+    last: JsonObject  # the last line of metrics.jsonl
     seconds: float  # of this execution
 
 
@@ -241,7 +242,7 @@ class _Run:
         self.progress.say(f"{self.folder.path}: done, {config.steps} steps, {seconds:.0f} s in this execution")
         return TrainingResult(self.folder.path, counters.step, last, seconds)
 
-    def _step(self) -> dict[str, Any]:
+    def _step(self) -> JsonObject:
         """One optimizer step over the global batch; returns its loss, gradient norm and rate."""
         config, group, counters = self.config, self.group, self.counters
         step = counters.step
@@ -288,7 +289,7 @@ class _Run:
         counters.interval_answers += int(answers)
         return {"loss": mean_loss, "gradient_norm": norm, "lr": lr, "stop": int(stop) and max(self.stop.number, 2)}
 
-    def _autocast(self) -> Any:
+    def _autocast(self) -> AbstractContextManager[object]:
         if self.config.dtype == "float32":
             return nullcontext()
         return torch.autocast(self.group.device.type, dtype=torch.bfloat16)
@@ -312,7 +313,7 @@ class _Run:
             " try a smaller --lr or --clip 1"
         )
 
-    def _log_line(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _log_line(self, values: JsonObject) -> JsonObject:
         counters = self.counters
         line = {
             "step": counters.step,
@@ -366,14 +367,14 @@ class _MetricsFile:
             with suppress(OSError):  # a full disk has already been reported
                 self.handle.close()
 
-    def write(self, line: dict[str, Any]) -> None:
+    def write(self, line: JsonObject) -> None:
         self._guarded(lambda handle: (handle.write(json.dumps(line) + "\n"), handle.flush()))
 
     def sync(self) -> None:
         """Before a checkpoint: the lines up to it must be as durable as it is."""
         self._guarded(lambda handle: os.fsync(handle.fileno()))
 
-    def _guarded(self, action: Callable[[TextIO], Any]) -> None:
+    def _guarded(self, action: Callable[[TextIO], object]) -> None:
         if self.handle is None:
             return
         try:
@@ -413,7 +414,7 @@ class _tensorboard:
         if self.writer:
             self.writer.close()
 
-    def __call__(self, line: dict[str, Any]) -> None:
+    def __call__(self, line: JsonObject) -> None:
         if self.writer:
             for name in ("loss", "accuracy", "lr", "gradient_norm"):
                 self.writer.add_scalar(name, line[name], line["step"])
