@@ -128,6 +128,12 @@ def test_a_task_that_cannot_grow_has_other_examples(tmp_path: Path) -> None:
     assert not exploration.is_grown and "Each length has examples of its own" in explore_page(exploration).html
 
 
+def test_long_inputs_are_few_and_the_page_says_so(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("traformer.evaluation.explore.MOST_CELLS", 16 * 32**2 - 1)
+    page = explore_page(explore_runs([runs["tra"]], lengths="16,32,128")).html
+    assert "Means over 16 sequences (15 at 32 tokens, 1 at 128 tokens)." in page
+
+
 def test_nothing_is_loaded_from_elsewhere(runs: dict[str, Path]) -> None:
     page = explore_page(explore_runs([runs["tra"]], lengths="16")).html
     assert "default-src 'none'" in page

@@ -32,15 +32,17 @@ def growth_section(exploration: Exploration) -> str:
     figures = [_figure(exploration, name) for name in _METRICS]
     styles = {series.label: number for number, series in enumerate(figures[0].series)}
     plots = "".join(f"<figure>{figure_svg(figure, styles)}</figure>" for figure in figures)
-    counts = sorted({point.sequences for run in exploration.runs for point in run.growth})
-    many = "/".join(map(str, counts))
+    counts = {point.tokens: point.sequences for run in exploration.runs for point in run.growth}
+    most = max(counts.values())
+    fewer = ", ".join(f"{count} at {tokens:,} tokens" for tokens, count in sorted(counts.items()) if count < most)
+    many = f"{most} sequences" + (f" ({fewer})" if fewer else "")
     how = (
         "Each length has the same examples: only tokens that the answer does not depend on are added, between the"
         " answer and what decides it."
         if exploration.is_grown
         else "Each length has examples of its own."
     )
-    note = f"{how} Weight: the most that any head has on the keys that decide the answer. Means over {many} sequences."
+    note = f"{how} Weight: the most that any head has on the keys that decide the answer. Means over {many}."
     shown = f'<div class="plots">{plots}</div><p class="sub">{escape(note)}</p>'
     return f'<section aria-label="As the input grows">{shown}</section>'
 
