@@ -148,32 +148,8 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class AtLeast(Hypothesis):
-    """The arm's mean accuracy is at least `threshold` at every place: the lower bound is, or the upper one is not."""
-
-    name: str
-    claim: str
-    arm: str
-    places: tuple[Place, ...]
-    threshold: float
-
-    def judge(self, table: Table, seeds: int) -> Verdict:
-        outcomes, numbers, missing = [], [], dict[str, int]()
-        for place in self.places:
-            counts = table.get((self.arm, place))
-            if counts is None or len(counts.right) < seeds:
-                outcomes.append(UNDECIDED)
-                missing[self.arm] = 0 if counts is None else len(counts.right)
-                continue
-            low, high = seed_interval(counts)
-            outcomes.append(HOLDS if low >= self.threshold else FAILS if high < self.threshold else UNDECIDED)
-            numbers.append(f"{place}: {percent(counts.mean)} ({percent(low)} to {percent(high)})")
-        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers + _not_measured(missing, seeds)))
-
-
-@dataclass(frozen=True)
-class EverySeed(Hypothesis):
-    """Each single seed of the arm is right on at least `threshold` of its sequences at every place."""
+class Reaches(Hypothesis):
+    """The arm reaches `threshold` at every place; what that means for one place is `judge_place`'s."""
 
     name: str
     claim: str
@@ -188,15 +164,34 @@ class EverySeed(Hypothesis):
             there = 0 if counts is None else len(counts.right)
             if there < seeds:
                 missing[self.arm] = there
-            if counts is None:
-                outcomes.append(UNDECIDED)
-                continue
-            # One seed below the threshold decides; that all are above needs all of them.
-            below = counts.worst < self.threshold
-            outcomes.append(FAILS if below else UNDECIDED if there < seeds else HOLDS)
-            shares = ", ".join(percent(k / n) for k, n in sorted(zip(counts.right, counts.total, strict=True)))
-            numbers.append(f"{place}: {shares}")
+            outcome, figures = (UNDECIDED, "") if counts is None else self.judge_place(counts, there >= seeds)
+            outcomes.append(outcome)
+            numbers += [f"{place}: {figures}"] if figures else []
         return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers + _not_measured(missing, seeds)))
+
+    def judge_place(self, counts: Counts, complete: bool) -> tuple[str, str]:
+        """Outcome and figures at one place; `complete`: all seeds are there."""
+        raise NotImplementedError
+
+
+class AtLeast(Reaches):
+    """The arm's mean accuracy is at least `threshold`: the lower bound is, or the upper one is not."""
+
+    def judge_place(self, counts: Counts, complete: bool) -> tuple[str, str]:
+        if not complete:
+            return UNDECIDED, ""
+        low, high = seed_interval(counts)
+        outcome = HOLDS if low >= self.threshold else FAILS if high < self.threshold else UNDECIDED
+        return outcome, f"{percent(counts.mean)} ({percent(low)} to {percent(high)})"
+
+
+class EverySeed(Reaches):
+    """Each single seed of the arm is right on at least `threshold` of its sequences. One that is not decides."""
+
+    def judge_place(self, counts: Counts, complete: bool) -> tuple[str, str]:
+        outcome = FAILS if counts.worst < self.threshold else HOLDS if complete else UNDECIDED
+        shares = sorted(k / n for k, n in zip(counts.right, counts.total, strict=True))
+        return outcome, ", ".join(map(percent, shares))
 
 
 @dataclass(frozen=True)
