@@ -10,6 +10,7 @@ import pytest
 from traformer.errors import RunError
 from traformer.storage import (
     Locked,
+    check_file,
     check_folder,
     full_reason,
     lock,
@@ -76,6 +77,18 @@ def test_a_folder_is_whole_or_absent(tmp_path):
     remove_leftovers(tmp_path)
     remove_folder(target)
     assert names(tmp_path) == []
+
+
+def test_what_can_be_a_file(tmp_path):
+    check_file(tmp_path / "new.json")
+    (tmp_path / "old.json").write_text("")
+    check_file(tmp_path / "old.json")
+    with pytest.raises(RunError, match="is a folder; give the name of a file"):
+        check_file(tmp_path)
+    with pytest.raises(RunError, match=r"the folder .*absent does not exist; make it first"):
+        check_file(tmp_path / "absent" / "new.json")
+    with pytest.raises(RunError, match="does not exist"):
+        check_file(tmp_path / "old.json" / "new.json")
 
 
 def test_what_can_be_a_folder(tmp_path):

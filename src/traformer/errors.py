@@ -34,10 +34,10 @@ class Stopped(RunError):
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
     """An error that lists the known names and, where one is near, suggests it."""
-    names = list(known)
-    nearest = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return InputError(f"unknown {kind} {str(name)!r}; {hint}Known: {', '.join(names)}")
+    by_lower_case = {one.lower(): one for one in known}
+    nearest = difflib.get_close_matches(str(name).lower(), by_lower_case, n=1, cutoff=0.5)
+    hint = f"; did you mean {by_lower_case[nearest[0]]!r}? " if nearest else ". "
+    return InputError(f"unknown {kind} {str(name)!r}{hint}Known: {', '.join(by_lower_case.values())}")
 
 
 def first_line(error: BaseException) -> str:

@@ -93,6 +93,14 @@ def make_folder(path: Path, remedy: str = "choose another --out") -> Path:
     return path
 
 
+def check_file(path: Path) -> None:
+    """Raise RunError if no file can be written at `path`: before the work whose result goes there."""
+    if path.is_dir():
+        raise RunError(f"{path} is a folder; give the name of a file")
+    if not path.parent.is_dir():
+        raise RunError(f"{path} cannot be written: the folder {path.parent} does not exist; make it first")
+
+
 def _folder_fault(path: Path) -> str | None:
     """Why a folder is not there and cannot be made, as far as looking reveals."""
     try:

@@ -18,7 +18,7 @@ import pytest
 from tests.commands.conftest import refused
 from tests.training.tiny import tiny_config
 from traformer.cli import main
-from traformer.errors import RunError
+from traformer.errors import InputError, RunError
 from traformer.runs.folder import RunFolder
 
 TINY = ["train", "--length", "12", "--steps", "2", "--preset", "tiny", "--layers", "1", "--width", "16", "--heads", "2"]
@@ -40,11 +40,45 @@ TINY = ["train", "--length", "12", "--steps", "2", "--preset", "tiny", "--layers
         (["--threads", "1000000"], "threads is 1000000; give 1 to"),
         (["--device", "meta"], "device 'meta' cannot compute here"),
         (["--device", "mps"], "device 'mps' cannot compute here"),
+        (["--task-option", "p_ignore=true"], "p_ignore must be a probability from 0 to 1, not True"),
+        (["--model-option", "rms_norm_eps=nan"], "rms_norm_eps must be a finite number above 0, not nan"),
+        (["--model-option", "embedding_range=-1"], "embedding_range must be a finite number above 0, not -1"),
+        (["--attention", "TRA"], "unknown attention 'TRA'; did you mean 'tra'?"),
+        (["--attention", "quux"], "unknown attention 'quux'. Known: tra, rope"),
     ],
 )
 def test_settings_that_are_refused(flags, words, tra, tmp_path):
     refused(tra(*TINY, *flags, "--out", tmp_path / "run"), words)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (
+            ["generate", "tra", "--prompt", "w 1", "--temperature", "inf"],
+            "temperature must be >= 0 and finite, not inf",
+        ),
+        (["generate", "tra", "--prompt", "w 1", "--temperature", "1", "--seed", "9" * 30], "is out of range"),
+        (["generate", "tra", "--prompt", "w 1", "--temperature", "1", "--seed", "-1"], "seed -1 is out of range"),
+        (["generate", "text", "--prompt", "a\udcff"], "bytes that are not UTF-8"),
+        (["explore", "text", "--prompt", "a\udcff"], "bytes that are not UTF-8"),
+        (["explore", "tra", "--out", "absent/page.html"], "the folder absent does not exist; make it first"),
+        (["explore", "tra", "--out", "tra"], "tra is a folder; give the name of a file"),
+        (["list", "tasks", "--options", "tra"], "leave out 'tasks'"),
+        (["sweep", "."], "unknown experiment '.'"),
+        (["reproduce", "copy", "--scale", "smoke", "--seeds", "100000000"], "is more than 1000"),
+        (["bench", "attention", "--seconds", "nan"], "'nan' is not a finite number"),
+        (["bench", "attention", "--seconds", "0"], "'0' is not a number above zero"),
+        (["bench", "attention", "--markdown", "tra"], "tra is a folder; give the name of a file"),
+        (["bench", "decode", "--json", "absent/rows.json"], "the folder absent does not exist; make it first"),
+        (["bench", "train", "--gate-bias", "inf"], "'inf' is not a finite number"),
+        (["bench", "train", "--threads", "1000000"], "threads is 1000000"),
+        (["bench", "tasks", "--json", "tra"], "tra is a folder; give the name of a file"),
+    ],
+)
+def test_arguments_that_are_refused(argv, words, runs, tra):
+    refused(tra(*argv), words)
 
 
 def test_length_is_given_once_to_show_too(tra):
@@ -78,6 +112,8 @@ def test_out_that_cannot_be_a_folder(out, words, runs, tra):
     refused(tra("report", "tra", "--out", out), words)
     refused(tra("stretch", "tra", "--lengths", "12", "--out", out), words)
     refused(tra("diagnose", "tra", "--lengths", "12", "--out", out), words)
+    refused(tra("sweep", "demo", "--out", out), words)
+    refused(tra("demo", "--out", out), words)
     assert Path("file").read_text() == "precious" and not Path("nowhere").exists()
 
 
@@ -120,6 +156,15 @@ def test_ulimit_on_memory_counts(monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 40, 1 << 40))
     monkeypatch.setattr(memory.psutil.Process, "memory_info", lambda self: type("Info", (), {"vms": (1 << 40) - 77})())
     assert memory.available_memory() == 77
+
+
+def test_what_is_kept_free_is_said_where_it_decides():
+    from traformer.models.memory import check_fits
+
+    with pytest.raises(InputError, match=r"needs about 95.0 GiB .* 100.0 GiB are free \(10% of that is kept free\)"):
+        check_fits(95 << 30, 100 << 30, "it", "leave it")
+    with pytest.raises(InputError, match=r"100.0 GiB are free, so it is not tried; leave it"):
+        check_fits(101 << 30, 100 << 30, "it", "leave it")
 
 
 def test_diagnose_checks_memory_first(runs, tra):

@@ -1,12 +1,17 @@
-"""Every command that takes a run, with every kind of run: a method, a named configuration, a mixture, text."""
+"""Every command that takes a run, with every kind of run: a method, a named configuration, a mixture, text.
+
+A converted model is a saved model, not a run: what needs a run says so.
+"""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.commands.conftest import refused
+from traformer.models import convert
 
 KINDS = ("tra", "tra_plus", "rope", "mixed", "text")
 
@@ -56,3 +61,25 @@ def test_resume(kind, runs, tra):
     done = tra("train", "--resume", "--out", kind)
     assert done.status == 0, done.err
     assert "already complete at step 2" in done.err
+
+
+@pytest.mark.parametrize("saved", ["converted", "ours"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["eval"],
+        ["stretch", "--lengths", "16"],
+        ["diagnose"],
+        ["generate", "--prompt", "w 1"],
+        ["bench", "attention", "--lengths", "16", "--run"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_a_saved_model_is_no_run(command, saved, runs, tra):
+    folder = runs / "tra" / "checkpoints" / "step-2"
+    if saved == "converted":
+        folder = runs / "converted"
+        sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        convert(LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes)), "tra_plus").save_pretrained(folder)
+    argv = [*command, folder] if command[-1] == "--run" else [command[0], folder, *command[1:]]
+    refused(tra(*argv), "is not a run folder", "it is a saved model, which `tra train --from` makes a run of")

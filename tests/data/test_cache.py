@@ -153,7 +153,7 @@ def test_a_cache_that_was_changed_says_to_delete_it(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"is damaged \(counts\.bin .* changed"):
         _ = module.TokenizedText(text.folder).counts
     meta = json.loads((text.folder / "meta.json").read_text())
-    for change in ({"sources": None}, {"dtype": []}, {"dtype": "float64"}):
+    for change in ({"sources": None}, {"dtype": []}, {"dtype": "float64"}, {"tokens": -1}):
         (text.folder / "meta.json").write_text(json.dumps({**meta, **change}))
         with pytest.raises(RunError, match=r"is damaged \(meta\.json"):
             module.TokenizedText(text.folder)

@@ -157,6 +157,7 @@ def test_experiments_are_found_by_name_file_and_module(tmp_path):
         ("def cells(): return None\n", "must return a list of Cell"),
         ("def cells(): return ['a']\n", "must return a list of Cell"),
         ("def cells(a): return []\n", "TypeError"),
+        ("import sys\nsys.exit(3)\n", "called sys.exit(3)"),
     ],
 )
 def test_an_experiment_that_fails_is_a_sentence(text, words, tmp_path, capsys):

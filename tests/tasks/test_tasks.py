@@ -190,7 +190,7 @@ def test_numpy_integers_are_integers() -> None:
 def test_bad_text_and_ids() -> None:
     with pytest.raises(InputError) as caught:
         FlipFlop().encode("w 1 x")
-    assert str(caught.value).startswith("unknown flip_flop token 'x'; ")
+    assert str(caught.value).startswith("unknown flip_flop token 'x'. ")
     with pytest.raises(InputError) as caught:
         FlipFlop().decode([1, 6])
     assert str(caught.value) == "ids holds 6, but flip_flop has token ids 0 to 5 only"

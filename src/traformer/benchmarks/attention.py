@@ -28,8 +28,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from traformer.commands.arguments import positive_int
+from traformer.commands.arguments import positive_int, positive_number
 from traformer.errors import InputError, unknown_name
+from traformer.storage import check_file
 from traformer.types import JsonObject
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-size", type=positive_int, default=64)
     parser.add_argument("--rounds", type=positive_int, default=15, help="timed calls per method (default 15)")
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="per case, fewer rounds when they take longer (default 20)"
+        "--seconds",
+        type=positive_number,
+        default=20.0,
+        help="per case, fewer rounds when they take longer (default 20)",
     )
     parser.add_argument("--quadratic-limit", type=positive_int, default=32768, metavar="N",
                         help="longest length at which methods that read all keys are run (default 32k)")  # fmt: skip
@@ -104,8 +108,8 @@ def main(args: argparse.Namespace) -> int:
     if "run" in args.decays and args.run is None:
         raise InputError("--decays run needs a trained model to take the decays from; add --run DIR")
     for path in (args.json, args.markdown, args.plot):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
+        if path is not None:
+            check_file(path)
     set_threads(args.threads)
     device = benchmark_device(args.device)
     if device.type != "cpu" and args.memory:

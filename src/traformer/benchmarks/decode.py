@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from traformer.benchmarks.attention import DECAYS, describe_machine, machine_line, quartile
 from traformer.commands.arguments import positive_int
-from traformer.errors import InputError, unknown_name
+from traformer.errors import unknown_name
+from traformer.storage import check_file
 from traformer.types import JsonObject
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def main(args: argparse.Namespace) -> int:
         if name not in DECAYS[:2]:
             raise unknown_name("decay", name, DECAYS[:2])
     for path in (args.json, args.markdown):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{path}: the folder {path.parent} does not exist; make it first")
+        if path is not None:
+            check_file(path)
     set_threads(args.threads)
     about = describe_machine(args.head_size)
     print(machine_line(about))

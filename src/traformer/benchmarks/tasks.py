@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from traformer.errors import InputError, unknown_name
+from traformer.storage import check_file
 from traformer.types import JsonObject
 
 # Label -> (task, settings); every one as it trains by default.
@@ -67,8 +68,8 @@ def main(args: argparse.Namespace) -> int:
         if name not in known:
             raise unknown_name("task", name, known)
     labels = [label for label, (name, _) in SETTINGS.items() if name in wanted or label in wanted]
-    if args.json is not None and not args.json.parent.is_dir():
-        raise InputError(f"--json {args.json}: the folder {args.json.parent} does not exist; make it first")
+    if args.json is not None:
+        check_file(args.json)
 
     import torch
     from rich.console import Console

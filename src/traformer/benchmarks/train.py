@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from traformer.benchmarks.attention import benchmark_device
-from traformer.commands.arguments import positive_int
+from traformer.commands.arguments import finite_number, positive_int
 from traformer.errors import InputError, unknown_name
 from traformer.methods import resolve_method
+from traformer.storage import check_file, write_atomically
 from traformer.types import JsonObject
 
 BASELINE = "rope"
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive_int, help="threads of torch (default: its own choice)")
     parser.add_argument(
         "--gate-bias",
-        type=float,
+        type=finite_number,
         default=0.0,
         help="added to TRA's gates: 6 makes every head remember far, where no row can stop early (default 0)",
     )
@@ -65,6 +66,7 @@ def main(args: argparse.Namespace) -> int:
             )
     import torch
 
+    from traformer.devices import set_threads
     from traformer.models import PRESETS
     from traformer.ops import available_backends
 
@@ -78,10 +80,9 @@ def main(args: argparse.Namespace) -> int:
     for window in args.windows:
         if window > args.tokens:
             raise InputError(f"--windows has {window}, more than --tokens {args.tokens} of a step; give more tokens")
-    if args.json is not None and not args.json.parent.is_dir():
-        raise InputError(f"--json {args.json}: the folder {args.json.parent} does not exist; make it first")
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    if args.json is not None:
+        check_file(args.json)
+    set_threads(args.threads)
     device = benchmark_device(args.device)
     if device.type != "cpu" and not args.no_memory:
         raise InputError("--device cuda: memory is measured in processes on the CPU; add --no-memory")
@@ -118,7 +119,6 @@ def write_rows(rows: Sequence[JsonObject], file: Path) -> None:
     import torch
 
     from traformer.runs.folder import versions
-    from traformer.storage import write_atomically
 
     about = {**versions(), "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
     write_atomically(file, json.dumps({"about": about, "rows": rows}, indent=1) + "\n")

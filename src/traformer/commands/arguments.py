@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -26,6 +27,25 @@ def positive_int(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero (such as 512 or 64k)")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def finite_number(text: str) -> float:
+    """A number that is neither infinite nor NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """A finite number above zero."""
+    value = finite_number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return value
 
 
 def key_value(text: str) -> tuple[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from traformer.commands.arguments import add_device, add_lengths, add_threads, joined, positive_int
 
@@ -39,8 +40,10 @@ def main(args: argparse.Namespace) -> None:
     from traformer.devices import set_threads
     from traformer.evaluation.explore import explore_runs
     from traformer.reports.explore import explore_page
+    from traformer.storage import check_file
 
     set_threads(args.threads)
+    check_file(Path(args.out))  # before the work
     with ShownWatcher() as watcher:
         exploration = explore_runs(
             args.runs,

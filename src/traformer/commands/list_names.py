@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 from traformer.commands.arguments import add_json, print_json
-from traformer.errors import unknown_name
+from traformer.errors import InputError, unknown_name
 
 KINDS = ("tasks", "attentions", "presets", "experiments")
 MODEL = "model"  # what `--options` calls TraformerConfig
@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     if args.options is not None:
+        if args.kind:
+            raise InputError(f"--options {args.options} lists one name's options; leave out {args.kind!r}")
         show_options(args.options, args.json)
         return
     names = {kind: _entries(kind) for kind in ([args.kind] if args.kind else KINDS)}

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from traformer.experiments.paper_results import Summary
     from traformer.experiments.protocol import Verdict
 
+MOST_SEEDS = 1000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from traformer.experiments.paper import SCALES, TABLE_NAMES
@@ -43,6 +45,8 @@ def main(args: argparse.Namespace) -> int:
         raise unknown_name("table", args.table, (*TABLE_NAMES, "all"))
     if args.ray and args.jobs:
         raise InputError("--jobs is for this machine's processes; on Ray the cluster decides, so leave it out")
+    if args.seeds is not None and args.seeds > MOST_SEEDS:
+        raise InputError(f"--seeds {args.seeds} is more than {MOST_SEEDS}, the most that a table takes")
     if args.records and args.scale == "smoke":
         raise InputError("--records is for results worth keeping; leave it out with --scale smoke")
     out = Path(args.out or f"runs/reproduce-{args.scale}")

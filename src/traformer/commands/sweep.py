@@ -82,9 +82,11 @@ def run_and_report(
     from traformer.reports.terminal import comparison_table, verdict_tables
     from traformer.reports.verdicts import verdicts_of
     from traformer.reports.write import write_report
+    from traformer.storage import check_folder
     from traformer.sweeps.overview import duration
     from traformer.terminal import show
 
+    check_folder(Path(out))
     started = time.monotonic()
     states: list[CellState] = []
     failing: list[str] = []

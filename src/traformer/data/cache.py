@@ -79,6 +79,8 @@ class TokenizedText:
             self.source = str(self.meta["sources"][0])  # the first, to name the text by
             if self.meta["dtype"] not in ("uint16", "uint32"):
                 raise ValueError("not a type that tokens are stored in")
+            if self.stop < self.start:
+                raise ValueError("not a number of tokens")
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             raise self._damaged("meta.json") from None
 

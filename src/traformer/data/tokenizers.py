@@ -55,6 +55,10 @@ class TextTokenizer(ABC):
         """Write what `load_tokenizer(str(folder))` reads back."""
 
     def encode(self, text: str) -> list[int]:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:  # Python keeps bytes of the command line that are not UTF-8 as lone surrogates
+            raise InputError("the text holds bytes that are not UTF-8, so it has no tokens; give it in UTF-8") from None
         return self.encode_batch([text])[0].tolist()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from traformer.devices import flush_denormals
 from traformer.errors import InputError, unknown_name
 from traformer.evaluation.exploration import Answer, Exploration, Growth, LayerTrace, RunView, encode_view
 from traformer.evaluation.opened import OpenedRun
@@ -60,6 +61,7 @@ class _Subject:
         return 0 if self.run is None else self.run.task.sequence_length
 
 
+@flush_denormals()
 def explore_runs(
     paths: Sequence[str | Path],
     *,

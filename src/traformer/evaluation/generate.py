@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from transformers.generation.streamers import BaseStreamer
 
+from traformer.devices import flush_denormals
 from traformer.errors import InputError
 from traformer.models import TraformerForCausalLM
 from traformer.tasks import Task
@@ -26,8 +28,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise InputError(f"temperature must be >= 0, not {self.temperature}")
+        if not 0 <= self.temperature < math.inf:
+            raise InputError(f"temperature must be >= 0 and finite, not {self.temperature}")
+        if not 0 <= self.seed < 2**63:
+            raise InputError(f"seed {self.seed} is out of range; give a whole number from 0 to 2**63 - 1")
         if self.top_k is not None and self.top_k < 1:
             raise InputError(f"top_k must be at least 1, not {self.top_k}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -93,6 +97,7 @@ class _Collector(BaseStreamer):
         return self.ids[self.prompt_length :]
 
 
+@flush_denormals()
 def generate_text(
     model: TraformerForCausalLM,
     task: Task,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import field, fields
 from typing import Any, ClassVar
@@ -95,6 +96,10 @@ class TraformerConfig(PretrainedConfig):
             value = getattr(self, name)
             if not 0.0 <= value < 1.0:
                 raise InputError(f"{name} must be in [0, 1), not {value}")
+        for name in ("rms_norm_eps", "embedding_range", "initializer_range"):
+            value = getattr(self, name)
+            if not (isinstance(value, (int, float)) and 0.0 < value < math.inf):
+                raise InputError(f"{name} must be a finite number above 0, not {value!r}")
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise InputError(
                 f"pad_token_id ({self.pad_token_id}) must be below vocab_size ({self.vocab_size}), or None"

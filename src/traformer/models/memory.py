@@ -97,8 +97,10 @@ def _below_own_limit() -> int:
 def check_fits(need: int, available: int, what: str, remedy: str, reserve: float = RESERVE) -> None:
     """Raise the sentence if `need` is more than may be taken."""
     if need > available * (1 - reserve):
+        kept = f" ({reserve:.0%} of that is kept free)" if need <= available else ""
         raise InputError(
-            f"{what} needs about {gib(need)} of memory and {gib(available)} are free, so it is not tried; {remedy}"
+            f"{what} needs about {gib(need)} of memory and {gib(available)} are free{kept}, so it is not tried; "
+            f"{remedy}"
         )
 
 

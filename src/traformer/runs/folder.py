@@ -37,7 +37,9 @@ class RunFolder:
         if not folder.path.exists():
             raise RunError(f"there is no run folder {path}")
         if not folder.config_file.exists():
-            raise RunError(f"{path} is not a run folder: it has no config.yaml")
+            saved = (folder.path / "config.json").exists()
+            hint = "; it is a saved model, which `tra train --from` makes a run of" if saved else ""
+            raise RunError(f"{path} is not a run folder: it has no config.yaml{hint}")
         return folder
 
     def step_to_use(self, step: int | None = None) -> int:

@@ -27,7 +27,7 @@ def find_experiment(name: str) -> ModuleType:
         module = importlib.util.module_from_spec(spec)
         with _its_own_errors(name):
             spec.loader.exec_module(module)
-    elif "." in name:
+    elif "." in name.strip("."):
         try:
             with _its_own_errors(name):
                 module = importlib.import_module(name)
@@ -59,6 +59,8 @@ def _its_own_errors(name: str) -> Iterator[None]:
         yield
     except TraformerError:
         raise
+    except SystemExit as stopped:
+        raise InputError(f"the experiment {name} called sys.exit({stopped.code!r}) as it was read") from None
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name):
             raise  # the module that was asked for, not one that it imports

@@ -50,7 +50,7 @@ class FlipFlop(SequenceTask):
         for name, value in (("length", high), ("min_length", low)):
             if value % 2:
                 raise InputError(f"{name} {value} is odd; flip_flop is made of pairs of tokens, give an even {name}")
-        if not isinstance(self.p_ignore, Real) or not 0.0 <= self.p_ignore <= 1.0:
+        if isinstance(self.p_ignore, bool) or not isinstance(self.p_ignore, Real) or not 0.0 <= self.p_ignore <= 1.0:
             raise InputError(f"p_ignore must be a probability from 0 to 1, not {self.p_ignore!r}")
         store(self, p_ignore=float(self.p_ignore))
 
