@@ -102,8 +102,12 @@ static int settled(const Call& c, const Lanes& s, int j0, float norm, float boun
       vf count = load(s.count + at), inverse = load(s.inverse + at);
       vf most_weight = exp2_vec(vmin(upper + load(s.decay + at) * count - load(s.shift + at), splat(127.f)));
       vf factor = p.needs_grad ? vmin((count + inverse) * inverse, n * (count + n)) : vmin(inverse, n);
-      if (surrogate > 0) factor = n * (count + n + surrogate);  // removed keys count too, and their number has no bound but n
-      stop |= (vi)(most_weight * factor <= load(s.sum + at) * tolerance);
+      vf tail = most_weight * factor;
+      if (surrogate > 0) {  // removed keys count too: up to n of them, but their scores are not above the threshold
+        vf removed = vmin(load(s.threshold + at), upper) + load(s.decay + at) * count - load(s.shift + at);
+        tail += surrogate * (most_weight * vmin(inverse, n) + n * exp2_vec(vmin(removed, splat(127.f))));
+      }
+      stop |= (vi)(tail <= load(s.sum + at) * tolerance);
     }
     for (int i = 0; i < LANES; i++) {
       done[at + i] = at + i >= s.n || stop[i];

@@ -108,3 +108,29 @@ def test_reading_stops_growing_with_length(backend):
         q, k, _, g = (x.detach() for x in make(batch=1, queries=length, width=64, dtype=torch.float32))
         reads.append(attention_stats(q, k, g, score_bound=8.0, backend=backend).read[..., -200:].float().mean())
     assert reads[1] < 1.5 * reads[0]
+
+
+@pytest.mark.parametrize("decay", [-3.0, -0.2, -1e-3, 0.0])
+@pytest.mark.parametrize(("width", "threshold"), [(0.05, 0.0), (0.5, 0.0), (0.5, 1.5), (4.0, 0.3)])
+def test_a_surrogates_bound_holds_wherever_a_row_stops(width, threshold, decay):
+    """Every unread key's share of the gradients, kept or removed, summed in fp64 for every row and every place."""
+    length, bound = 150, 8.0
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(length, length, generator=generator, dtype=torch.float64)
+    scores[:, ::3] = threshold  # removed, and as heavy as a removed key can be
+    scores[:, 1::17] = bound  # kept, and as heavy as the caller says that any can be
+    keep = (scores > threshold).tril()
+    nearer = keep.flip(-1).cumsum(-1).flip(-1) - keep.long()  # kept keys to the right of each
+    if_kept = torch.exp(scores + decay * nearer).tril()
+    soft = torch.sigmoid((scores - threshold) / width)
+    parts = keep * if_kept * (nearer + 1) + if_kept * soft * (1 - soft) / width
+    unread = parts.cumsum(-1)  # of keys up to j
+    kept_right, remaining = nearer, torch.arange(1, length + 1).expand(length, length)
+    upper = torch.tensor(bound, dtype=torch.float64)
+    rate = torch.tensor(decay, dtype=torch.float64)
+    tail = log_tail(upper, rate, kept_right, remaining, True, surrogate_width=width, threshold=threshold).exp()
+    seen = torch.ones(length, length, dtype=torch.bool).tril()
+    assert (unread <= tail * (1 + 1e-12))[seen].all()
+    plain = log_tail(upper, rate, kept_right, remaining, True).exp()
+    assert (tail >= plain)[seen].all()  # and is never looser than each removed key at the largest score
+    assert (tail <= plain + torch.exp(upper + rate * kept_right) * remaining / (2 * width) * (1 + 1e-12))[seen].all()

@@ -118,7 +118,7 @@ def test_the_early_exit_stays(backend):
     reach = out.grad_fn.saved_tensors[2]
     read = (torch.arange(3000) + 1 - reach).double().mean()
     plain = attention_stats(q, k, log_decay, score_bound=8.001, needs_grad=True, backend=backend).read.double().mean()
-    assert plain < read < 2 * plain < 3000 / 2
+    assert plain <= read < (1.5 if backend == "triton" else 1.02) * plain < 3000 / 2
 
 
 @pytest.mark.parametrize("backend", HERE)

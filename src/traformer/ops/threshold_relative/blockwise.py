@@ -217,7 +217,7 @@ def _forward_chunk(walk: Walk, items: Tensor, result: Forward) -> None:
             log_total = peak + torch.log(total)
             done = finished(
                 upper, rows.decay, carried, remaining, log_total, log_tolerance, problem.needs_grad,
-                problem.surrogate_width,
+                problem.surrogate_width, rows.threshold,
             )  # fmt: skip
         done = (done | ~rows.real).all(-1)  # [N]
         if bool(done.any()):

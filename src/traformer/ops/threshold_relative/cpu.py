@@ -292,16 +292,19 @@ def _run(function: str, call: _Problem) -> None:
 
 def _strided(x: Tensor, keep_alive: list[Tensor]) -> _Tensor:
     """Any strides on batch, heads and length are accepted; only channels must be contiguous."""
-    if x.stride(3) != 1 and x.shape[3] > 1:
+    batch, heads, rows, channels = x.stride()
+    if channels != 1 and x.shape[3] > 1:
         x = x.contiguous()
+        batch, heads, rows, _ = x.stride()
     keep_alive.append(x)
-    return _Tensor(x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
+    return _Tensor(x.data_ptr(), batch, heads, rows)
 
 
 def _pointer(x: Tensor | None, dtype: torch.dtype, keep_alive: list[Tensor]) -> int | None:
     if x is None:
         return None
-    x = x.to(dtype).contiguous()
+    if x.dtype != dtype or not x.is_contiguous():
+        x = x.to(dtype).contiguous()
     keep_alive.append(x)
     return x.data_ptr()
 
@@ -335,26 +338,36 @@ def _describe(problem: Problem) -> tuple[_Problem, list[Tensor]]:
     if k.shape[2] > MOST_KEYS:
         raise InputError(f"backend 'cpu' takes up to 2^24 keys, not {k.shape[2]}; use backend='blockwise'")
     keep: list[Tensor] = []
-    call = _Problem()
-    call.batch, call.query_heads, call.queries, call.head_size = q.shape
-    call.key_heads, call.keys = k.shape[1], k.shape[2]
-    call.query_start = problem.query_start
-    call.dtype = _DTYPES[q.dtype]
-    call.threads = min(torch.get_num_threads(), MOST_THREADS)
-    call.needs_grad = problem.needs_grad
-    call.scale, call.threshold_value, call.tolerance = problem.scale, problem.threshold_value, problem.tolerance
-    call.surrogate_width = problem.surrogate_width
+    batch, query_heads, queries, head_size = q.shape
+    call = _Problem(
+        batch=batch,
+        query_heads=query_heads,
+        key_heads=k.shape[1],
+        queries=queries,
+        keys=k.shape[2],
+        head_size=head_size,
+        query_start=problem.query_start,
+        dtype=_DTYPES[q.dtype],
+        threads=min(torch.get_num_threads(), MOST_THREADS),
+        needs_grad=problem.needs_grad,
+        scale=problem.scale,
+        threshold_value=problem.threshold_value,
+        tolerance=problem.tolerance,
+        surrogate_width=problem.surrogate_width,
+        q=_strided(q, keep),
+        k=_strided(k, keep),
+        v=_strided(v, keep),
+        log_decay=_pointer(problem.log_decay, torch.float32, keep),
+        threshold=_pointer(problem.threshold, torch.float64, keep),
+        exclude_self=_pointer(problem.exclude_self, torch.bool, keep),
+        key_padding=_pointer(problem.key_padding_mask, torch.bool, keep),
+        first_key=_pointer(problem.first_key, torch.int32, keep),
+        score_bound=_pointer(problem.score_bound, torch.float32, keep),
+    )
     if problem.dropout_p > 0.0 and problem.dropout_seed is not None:
         call.dropout_seed = int(problem.dropout_seed) & (2**64 - 1)
         call.dropout_cut = drop_limit(problem.dropout_p)
         call.dropout_scale = 1.0 / (1.0 - problem.dropout_p)
-    call.q, call.k, call.v = _strided(q, keep), _strided(k, keep), _strided(v, keep)
-    call.log_decay = _pointer(problem.log_decay, torch.float32, keep)
-    call.threshold = _pointer(problem.threshold, torch.float64, keep)
-    call.exclude_self = _pointer(problem.exclude_self, torch.bool, keep)
-    call.key_padding = _pointer(problem.key_padding_mask, torch.bool, keep)
-    call.first_key = _pointer(problem.first_key, torch.int32, keep)
-    call.score_bound = _pointer(problem.score_bound, torch.float32, keep)
     if problem.key_low is not None:
         _check_index(problem)
         call.index_block = INDEX_BLOCK

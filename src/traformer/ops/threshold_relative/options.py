@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TypedDict, cast
 
@@ -117,7 +118,9 @@ def check_values(log_decay: Tensor, threshold: Tensor | None) -> None:
     if log_decay.device.type != "cpu":
         return
     if log_decay.numel():
-        low, high = (float(x) for x in torch.aminmax(log_decay.nan_to_num(nan=0.0, neginf=-math.inf)))
+        low, high = (float(x) for x in torch.aminmax(log_decay))
+        if math.isnan(low):  # passes, but not what it hides
+            low, high = (float(x) for x in torch.aminmax(log_decay.nan_to_num(nan=0.0, neginf=-math.inf)))
         if high > 0.0:
             raise InputError("log_decay must be <= 0 everywhere (it is the log of a decay, e.g. logsigmoid of a gate)")
         if low == -math.inf:
@@ -148,6 +151,8 @@ def _check_dense(name: str, x: object) -> None:
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:
+    if type(q) is type(k) is type(v) is type(log_decay) is Tensor and _fit(q, k, v, log_decay):
+        return
     named = {"q": q, "k": k, "v": v, "log_decay": log_decay}
     for name, x in named.items():
         _check_dense(name, x)
@@ -174,6 +179,27 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> None:
         )
     if log_decay.dtype != q.dtype and log_decay.dtype != torch.float32:
         raise InputError(f"log_decay must be {q.dtype} like q, or float32, not {log_decay.dtype}")
+
+
+def _fit(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> bool:
+    """Whether four plain tensors pass every check of `_check_tensors`, in few steps: every decoded token takes them."""
+    if any(x.layout is not torch.strided or x.is_nested for x in (q, k, v, log_decay)):
+        return False
+    dtype, device, shape, keys = q.dtype, q.device, q.shape, k.shape
+    return (
+        dtype in _FLOATS
+        and k.dtype is dtype
+        and v.dtype is dtype
+        and (log_decay.dtype is dtype or log_decay.dtype is torch.float32)
+        and device == k.device == v.device == log_decay.device
+        and len(shape) == len(keys) == 4
+        and keys == v.shape
+        and keys[0] == shape[0]
+        and keys[3] == shape[3] > 0
+        and keys[1] > 0
+        and shape[1] % keys[1] == 0
+        and log_decay.shape == shape[:3]
+    )
 
 
 def _query_start(query_start: int | None, q: Tensor, k: Tensor) -> int:
@@ -270,7 +296,16 @@ def _score_bound(score_bound: float | Tensor | None, q: Tensor) -> Tensor | None
     bound = _number("score_bound", score_bound)
     if not bound >= 0.0:
         raise InputError(f"score_bound must be >= 0, not {score_bound}")
-    return torch.full((heads,), bound, dtype=torch.float32, device=q.device)
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or q.device.type != "cpu":
+        return torch.full((heads,), bound, dtype=torch.float32, device=q.device)
+    return _filled(heads, bound)
+
+
+@functools.lru_cache(maxsize=64)
+def _filled(heads: int, bound: float) -> Tensor:
+    """A bound for every head, made once: a decode of few keys takes hardly longer than filling a tensor."""
+    with torch.inference_mode(False):  # so that a later call may save it for its backward
+        return torch.full((heads,), bound, dtype=torch.float32)
 
 
 def _seed(dropout_seed: int | Tensor | None, device: torch.device) -> Tensor:

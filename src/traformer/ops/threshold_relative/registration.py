@@ -26,7 +26,7 @@ from traformer.ops.threshold_relative.problem import (
     empty_gradients,
 )
 
-_PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, float, int, bool, type(None)))  # of a Problem's fields
 
 
 @torch.library.custom_op(
@@ -66,7 +66,7 @@ def _torch_takes_part(problem: Problem) -> bool:
         or _len_torch_dispatch_stack_pre_dispatch()
     ):
         return True
-    return any(type(x) not in _PLAIN_TENSORS and isinstance(x, Tensor) for x in vars(problem).values())
+    return not all(map(_PLAIN_TYPES.__contains__, map(type, vars(problem).values())))
 
 
 @forward_op.register_fake
