@@ -221,6 +221,7 @@ _EXCLUDE_SELF = {
     "exclude_self": Option(False, 'leave out the query\'s own key: true, "half" (of the heads) or a list of bool')
 }
 _WINDOW = {"sliding_window": Option(None, "w: a query sees its own key and the w - 1 before it")}
+_SINKS = {"sinks": Option(0, "with sliding_window: so many first keys of the sequence stay visible")}
 _GATE_BIAS = {
     "gate_bias": Option(None, 'where the gate\'s bias starts: a number, one per head, or "halves" (-6 and 6)')
 }
@@ -299,7 +300,7 @@ _METHODS = (
         "traformer.layers.rope:RotaryAttention",
         "RoPE",
         "Softmax attention on rotated queries and keys.",
-        option_table={"theta": _ROTARY["theta"], **_SOFTMAX},
+        option_table={"theta": _ROTARY["theta"], **_SOFTMAX, **_SINKS},
         keys_carry_position=True,
         abilities=_softmax_abilities,
     ),

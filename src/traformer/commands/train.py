@@ -100,7 +100,8 @@ def main(args: argparse.Namespace) -> None:
     if os.environ.get("RANK", "0") == "0":
         last = result.last
         if last:
-            print(f"{out}: step {result.step}, loss {last['loss']:.4f}, answer accuracy {last['accuracy']:.4f}")
+            right = "" if last["accuracy"] is None else f", answer accuracy {last['accuracy']:.4f}"
+            print(f"{out}: step {result.step}, loss {last['loss']:.4f}{right}")
         print(f"measure it with: tra eval {out}")
 
 
@@ -129,7 +130,7 @@ def check_names(config: RunConfig) -> None:
 
     build_task(config.task, config.task_options)
     resolve_stack(config.attention, config.attention_options)
-    if config.preset not in PRESETS:
+    if config.preset not in PRESETS and not (config.preset == "converted" and config.from_model):
         raise unknown_name("preset", config.preset, PRESETS)
 
 

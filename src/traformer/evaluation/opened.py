@@ -11,7 +11,6 @@ import torch
 
 from traformer.evaluation.watcher import Watcher
 from traformer.methods import Method, stack_of
-from traformer.models import TraformerForCausalLM
 from traformer.models.from_run import load_run
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
@@ -27,7 +26,7 @@ class OpenedRun:
     """A run folder with its model in eval mode."""
 
     folder: RunFolder
-    model: TraformerForCausalLM
+    model: Any  # ours or a converted one
     task: Task
     config: RunConfig
     step: int

@@ -64,6 +64,7 @@ class AttentionLayer(nn.Module):
         self.check_options(self.option, num_heads, self.head_dim)
         self.excluded_heads = excluded_heads(self.option.get("exclude_self", False), num_heads)
         self.window: int | None = self.option.get("sliding_window")
+        self.sinks: int = self.option.get("sinks", 0)
         self.temperature: nn.Parameter | None = None
         self.add_parameters()
         if initialize:
@@ -134,7 +135,7 @@ class AttentionLayer(nn.Module):
 
     def visible_keys(self, q: Tensor, context: AttentionContext) -> Tensor:
         """bool [B or 1, Hq or 1, T, Tk]: what each head may see, its window and excluded own key taken into account."""
-        visible = context.visible(q.shape[2], q.device, self.window)
+        visible = context.visible(q.shape[2], q.device, self.window, self.sinks)
         if self.excluded_heads is False:
             return visible
         own = context.own_keys(q.shape[2], q.device)

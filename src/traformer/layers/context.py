@@ -86,8 +86,11 @@ class AttentionContext:
             and (self.key_length is None or self.key_length == length)
         )
 
-    def visible(self, length: int, device: torch.device, window: int | None = None) -> Tensor:
-        """[B or 1, 1, T, Tk] bool, True = the token may see the key: causal order, padding, packing, sliding window."""
+    def visible(self, length: int, device: torch.device, window: int | None = None, sinks: int = 0) -> Tensor:
+        """[B or 1, 1, T, Tk] bool, True = the token may see the key: causal order, padding, packing, sliding window.
+
+        The first `sinks` keys of a sequence are seen from beyond the window, too.
+        """
         key_length = length if self.key_length is None else self.key_length
         keys = torch.arange(key_length, device=device)
         queries = torch.arange(length, device=device) + self.query_start
@@ -99,8 +102,18 @@ class AttentionContext:
         if self.key_padding_mask is not None:
             allowed = allowed & self.key_padding_mask[:, None, None, :]
         if window is not None:
-            allowed = allowed & (self.distances(length, device) < window).unsqueeze(1)
+            near = (self.distances(length, device) < window).unsqueeze(1)
+            allowed = allowed & (near | self._first_keys(sinks, keys) if sinks else near)
         return allowed
+
+    def _first_keys(self, count: int, keys: Tensor) -> Tensor:
+        """[B or 1, 1, 1, Tk] bool, True = one of the first `count` real keys of its sequence."""
+        if self.cu_seqlens is not None:
+            segment = torch.searchsorted(self.cu_seqlens, keys, right=True)
+            return (keys - self.cu_seqlens[segment - 1] < count)[None, None, None]
+        if self.key_padding_mask is not None:
+            return (self.key_padding_mask.long().cumsum(-1) <= count)[:, None, None]
+        return (keys < count)[None, None, None]
 
     def own_keys(self, length: int, device: torch.device) -> Tensor:
         """[T, Tk] bool, True where the key is the token's own."""

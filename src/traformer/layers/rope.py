@@ -20,6 +20,10 @@ class RotaryAttention(SoftmaxAttentionLayer):
     Source: Su et al. 2021, "RoFormer": logit_ij = (R_i q_i) . (R_j k_j) / sqrt(d), where R_t turns the channel pair n
     by the angle t theta^(-2n/d); a pair is a channel and the one half a head size on, as in Llama; theta is 500,000.
     Path: torch's fused causal kernel.
+
+    With a sliding window, `sinks` keeps the first keys of the sequence in sight: trained softmax attention rests on them
+    where nothing else fits, and breaks without them (Xiao et al. 2023, "Efficient Streaming Language Models with
+    Attention Sinks").
     """
 
     name = "rope"
@@ -31,9 +35,10 @@ class RotaryAttention(SoftmaxAttentionLayer):
         num_kv_heads: int | None = None,
         *,
         theta: float = 500_000.0,
+        sinks: int = 0,
         **more: Unpack[SoftmaxArguments],
     ) -> None:
-        super().__init__(embed_dim, num_heads, num_kv_heads, theta=theta, **more)
+        super().__init__(embed_dim, num_heads, num_kv_heads, theta=theta, sinks=sinks, **more)
 
     @classmethod
     def check_options(cls, options: Options, num_heads: int, head_dim: int) -> None:
@@ -42,6 +47,11 @@ class RotaryAttention(SoftmaxAttentionLayer):
             raise InputError(f"attention 'rope' turns pairs of channels and needs an even head_dim, not {head_dim}")
         if not options["theta"] > 0:
             raise InputError(f"attention option theta must be positive, got {options['theta']}")
+        sinks = options["sinks"]
+        if not isinstance(sinks, int) or isinstance(sinks, bool) or sinks < 0:
+            raise InputError(f"attention option sinks must be a whole number, 0 or more, got {sinks!r}")
+        if sinks and options["sliding_window"] is None:
+            raise InputError("attention option sinks goes with sliding_window: without one every key is seen anyway")
 
     def make_tables(self, context: AttentionContext, hidden_states: Tensor) -> tuple[Tensor, ...]:
         positions = context.positions(hidden_states.shape[1], hidden_states.device)

@@ -53,7 +53,7 @@ class SoftmaxAttentionLayer(AttentionLayer):
             is_all = context.key_length in (None, start + length)
             if is_all and (length == 1 or start == 0 or self.window is not None):
                 return None
-        return context.visible(length, hidden_states.device, self.window)
+        return context.visible(length, hidden_states.device, self.window, self.sinks)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
@@ -111,7 +111,15 @@ class SoftmaxAttentionLayer(AttentionLayer):
             assert not isinstance(start, Tensor)
             if self.window is not None and (start or length > self.window):
                 return windowed_attention(
-                    q, k, v, self.window, scale=scale, query_start=start, exclude_self=exclude_self, dropout_p=dropout_p
+                    q,
+                    k,
+                    v,
+                    self.window,
+                    scale=scale,
+                    query_start=start,
+                    exclude_self=exclude_self,
+                    dropout_p=dropout_p,
+                    sinks=self.sinks,
                 )
             if not exclude_self:
                 return F.scaled_dot_product_attention(q, k, v, None, dropout_p, length > 1, scale=scale)
@@ -122,7 +130,7 @@ class SoftmaxAttentionLayer(AttentionLayer):
             q, k, v = q[:, :, first:], k[:, :, :-1], v[:, :, :-1]
             out = F.scaled_dot_product_attention(q, k, v, None, dropout_p, q.shape[2] > 1, scale=scale)
             return F.pad(out, (0, 0, first, 0))
-        visible = context.visible(length, q.device, self.window) if mask is None else mask
+        visible = context.visible(length, q.device, self.window, self.sinks) if mask is None else mask
         if exclude_self:
             visible = visible & ~context.own_keys(length, q.device)
         if bias is not None:

@@ -38,7 +38,8 @@ class MemoryNeed:
 
 def memory_need(model_config: Any, length: int, *, training: bool, scored: int | None = None) -> MemoryNeed:
     """Need of sequences of `length` tokens, of which `scored` (default all) pass through the head."""
-    width, hidden = model_config.hidden_size, model_config.intermediate_size
+    width = model_config.hidden_size
+    hidden = getattr(model_config, "intermediate_size", None) or 4 * width  # GPT-2's config says it in another way
     layers, vocabulary = model_config.num_hidden_layers, model_config.vocab_size
     block = 4 * width * width + 3 * width * hidden
     parameters = layers * block + 2 * vocabulary * width

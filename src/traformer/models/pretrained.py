@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from traformer.errors import InputError, RunError
-from traformer.models.from_run import DECIDED_BY_RUN, load_weights
+from traformer.models.from_run import CONVERTED, DECIDED_BY_RUN, check_vocabulary, load_weights
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.tasks.text import TOKENIZER_FOLDER
@@ -16,7 +16,6 @@ from traformer.types import JsonObject
 if TYPE_CHECKING:
     from torch import nn
 
-    from traformer.models import TraformerConfig
     from traformer.tasks import Task
 
 _NOT_SETTINGS = (*DECIDED_BY_RUN, "format_version", "use_cache", "bos_token_id", "eos_token_id", "tie_word_embeddings")
@@ -33,17 +32,23 @@ def weights_folder(path: str | Path) -> Path:
     return path
 
 
-def read_model_config(path: str | Path) -> TraformerConfig:
-    """The config of the model in `path`; it must be one of ours."""
-    from transformers import PretrainedConfig
+def read_model_config(path: str | Path) -> Any:
+    """The config of the model in `path`; it must be one of ours or a converted one."""
+    from transformers import AutoConfig, PretrainedConfig
 
-    from traformer.models import TraformerConfig
+    import traformer.models  # tells transformers of our models
+    from traformer.models.conversion.configs import CONFIGS
 
     folder = weights_folder(path)
     kind = PretrainedConfig.get_config_dict(str(folder))[0].get("model_type")
-    if kind != TraformerConfig.model_type:
-        raise InputError(f"{path} holds a model of type {kind!r}; --from takes runs and models of type 'traformer'")
-    return TraformerConfig.from_pretrained(str(folder))
+    known = [traformer.models.TraformerConfig.model_type, *(config.model_type for config in CONFIGS.values())]
+    if kind not in known:
+        hint = "; convert it first: tra convert" if f"traformer_{kind}" in known else ""
+        raise InputError(
+            f"{path} holds a model of type {kind!r}; --from takes runs, models of type 'traformer', and converted "
+            f"models{hint}"
+        )
+    return AutoConfig.from_pretrained(str(folder))
 
 
 def settings_from(path: str | Path) -> JsonObject:
@@ -51,11 +56,13 @@ def settings_from(path: str | Path) -> JsonObject:
     from traformer.models import TraformerConfig
 
     found = read_model_config(path)
-    own = [item.name for item in dataclasses.fields(TraformerConfig) if item.name in TraformerConfig.__annotations__]
-    settings: JsonObject = {
-        **_attention_settings(found, path),
-        "model_options": {name: getattr(found, name) for name in own if name not in _NOT_SETTINGS},
-    }
+    settings = _attention_settings(found, path)
+    if isinstance(found, TraformerConfig):
+        names = TraformerConfig.__annotations__
+        own = [item.name for item in dataclasses.fields(TraformerConfig) if item.name in names]
+        settings["model_options"] = {name: getattr(found, name) for name in own if name not in _NOT_SETTINGS}
+    else:
+        settings |= {"preset": CONVERTED, "model_options": {}}
     if (Path(path) / "tokenizer.json").is_file():
         settings.update(task="text", task_options={"tokenizer": str(Path(path).absolute())})
     if RunFolder(path).is_run():
@@ -68,7 +75,7 @@ def settings_from(path: str | Path) -> JsonObject:
     return settings
 
 
-def _attention_settings(found: TraformerConfig, path: str | Path) -> JsonObject:
+def _attention_settings(found: Any, path: str | Path) -> JsonObject:
     """Attention and options of a model as a run's config has them: of a mixture, names and a mapping from them."""
     if isinstance(found.attention, str) and isinstance(found.attention_options, dict):
         return {"attention": found.attention, "attention_options": dict(found.attention_options)}
@@ -78,14 +85,19 @@ def _attention_settings(found: TraformerConfig, path: str | Path) -> JsonObject:
     for name, own in zip(names, given, strict=True):
         if options.setdefault(name, own) != own:
             raise InputError(f"{path} uses {name} with different options in different layers; give its run folder")
-    return {"attention": ",".join(names), "attention_options": options}
+    pattern = next(names[:size] for size in range(1, len(names) + 1) if names == names[:size] * (len(names) // size))
+    if len(pattern) == 1:
+        return {"attention": names[0], "attention_options": options[names[0]]}
+    return {"attention": ",".join(pattern), "attention_options": options}
 
 
 def check_start(config: RunConfig, task: Task) -> None:
     """Refuse a model whose tokens are not the task's, before the run folder is made."""
     assert config.from_model is not None
     vocabulary = read_model_config(config.from_model).vocab_size
-    if vocabulary != task.vocab_size:
+    if config.preset == CONVERTED:
+        check_vocabulary(vocabulary, task, config.from_model)
+    elif vocabulary != task.vocab_size:
         raise InputError(
             f"{config.from_model} has a vocabulary of {vocabulary} tokens, but {task.name} has {task.vocab_size}; "
             "give the task (and tokenizer) that it was trained with"

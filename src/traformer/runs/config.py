@@ -60,6 +60,7 @@ def _about(group: str, help: str, **more: Any) -> dict[str, Setting]:
 
 
 _TASK, _MODEL, _OPTIMISATION, _MACHINE = "task", "model", "optimisation", "machine and logging"
+_DISTILLATION = "tuning a converted model"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,40 @@ class RunConfig:
         "start from the weights and shape of this run or saved model; a run also gives its task and tokenizer",
         flag="--from",
         unless_given="weights drawn from the seed",
+    )
+    objective: str = _setting(
+        "answers",
+        _DISTILLATION,
+        "answers: cross-entropy of the tokens; layers: each new attention layer learns to give what the teacher's gave "
+        "for the same input; logits: the model learns the teacher's probabilities",
+        choices=("answers", "layers", "logits"),
+    )
+    teacher: str | None = _setting(
+        None,
+        _DISTILLATION,
+        "the model to learn from: the one that was converted (a folder, a GGUF file or a hub name)",
+        unless_given="none",
+    )
+    teacher_weight: float = _setting(
+        1.0,
+        _DISTILLATION,
+        "with --objective logits: share of the loss that is the distance to the teacher; the rest is the tokens' loss",
+        least=0,
+        most=1,
+    )
+    train_only: str = _setting(
+        "all",
+        _DISTILLATION,
+        "which weights learn: all, or those of the attention layers (always so with --objective layers)",
+        choices=("all", "attention"),
+    )
+    lora: int | None = _setting(
+        None,
+        _DISTILLATION,
+        "rank of low-rank updates: the matrices named by --train-only stay as they are and an update of this rank is "
+        "added to each",
+        least=1,
+        unless_given="the matrices themselves learn",
     )
     steps: int = _setting(2000, _OPTIMISATION, "optimizer steps", least=1)
     batch_size: int = _setting(64, _OPTIMISATION, "examples per step, over all processes", least=1)
@@ -140,10 +175,23 @@ class RunConfig:
             raise InputError(f"accumulate {self.accumulate} does not divide batch_size {self.batch_size}")
         if self.from_model is not None:
             object.__setattr__(self, "from_model", os.path.abspath(os.path.expanduser(self.from_model)))
+        self._check_distillation()
         from traformer.tasks import TASKS
 
         if self.task in TASKS:
             object.__setattr__(self, "task_options", TASKS[self.task].stored_options(self.task_options))
+
+    def _check_distillation(self) -> None:
+        if self.teacher is not None:
+            place = os.path.expanduser(self.teacher)
+            object.__setattr__(self, "teacher", os.path.abspath(place) if os.path.exists(place) else self.teacher)
+        if (self.objective == "answers") != (self.teacher is None):
+            missing = "a teacher, and none is given" if self.teacher is None else "no teacher, and one is given"
+            raise InputError(f"objective {self.objective!r} needs {missing}; see --objective and --teacher")
+        if self.teacher_weight < 1 and self.objective != "logits":
+            raise InputError(f"teacher_weight is for objective 'logits', not {self.objective!r}; leave it out")
+        if self.from_model is None and (self.teacher is not None or self.lora or self.train_only != "all"):
+            raise InputError("a teacher, lora and train_only are for a model that has learned already; give --from")
 
     @classmethod
     def from_dict(cls, values: Options, source: str = "the config") -> RunConfig:

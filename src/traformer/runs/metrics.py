@@ -109,6 +109,19 @@ _ALL = (
         section="text", scale="linear", better="lower", along="place",
     ),
     Metric(
+        "recall_at_depth", "recall of a planted fact",
+        "Share of facts planted at this depth (0: the start of the text, 1: its end) that are recalled word for word.",
+        section="text", format="percent", scale="share", better="higher", along="depth",
+    ),
+    Metric(
+        "prefill_speed", "tokens per CPU second, reading", "Tokens of a prompt per second of processor time.",
+        section="stretch", format="count", scale="log", better="higher", headline=False,
+    ),
+    Metric(
+        "decode_speed", "tokens per CPU second, writing", "Tokens decoded one by one per second of processor time.",
+        section="stretch", format="count", scale="log", better="higher", headline=False,
+    ),
+    Metric(
         "keys_read", "keys read per query", "Mean over the queries of the last chunk, all layers and heads.",
         section="stretch", format="count", scale="log", better="lower",
     ),

@@ -117,17 +117,18 @@ class Text(Task):
         self.text_tokenizer.save(folder / TOKENIZER_FOLDER)
 
     def use_files(self, folder: Path) -> None:
-        """A tokenizer that was trained for the run is the run's own, so the text it came from is not needed."""
+        """A tokenizer that was trained for the run, or came from a folder that is gone, is the run's own copy."""
         from traformer.data import bpe_size, load_tokenizer
 
         size = bpe_size(self.tokenizer)
-        if size is None or "text_tokenizer" in self.__dict__:
+        is_gone = Path(self.tokenizer).is_absolute() and not Path(self.tokenizer).exists()
+        if (size is None and not is_gone) or "text_tokenizer" in self.__dict__:
             return
         try:
             kept = load_tokenizer(str(folder / TOKENIZER_FOLDER))
         except InputError:
             return  # `check_files` says what is wrong with it
-        if kept.vocab_size == size:
+        if size in (None, kept.vocab_size):
             kept.label = self.tokenizer
             self.__dict__["text_tokenizer"] = kept
 

@@ -37,7 +37,10 @@ from traformer.training.optimizer import (
 from traformer.training.parallel import Parallel, whole
 from traformer.training.progress import TrainingProgress
 from traformer.training.stop import StopRequest
+from traformer.training.trained_weights import choose_trained, merged
 from traformer.types import JsonObject
+
+UPDATES = "updates.safetensors"  # in a checkpoint of a run with low-rank updates: what learned
 
 
 @dataclass
@@ -104,10 +107,13 @@ def _prepare(
         _require_tensorboard()
     per_process(config, group)
     task = build_task(config.task, config.task_options)
+    if resume:
+        task.use_files(folder.path)
     task.prepare()
     if config.from_model is not None and not resume:
         check_start(config, task)
-    check_memory(config, task, group)
+    newest = checkpoints.latest_good(folder.checkpoints, lambda text: None) if resume else None
+    check_memory(config, task, group, newest.path if newest else None)
     stack.enter_context(folder.lock())
     if resume:
         task.check_files(folder.path)
@@ -139,8 +145,8 @@ def first_example(config: RunConfig, group: Parallel, step: int, part: int) -> i
     return step * config.batch_size + (part * group.world + group.rank) * per_process(config, group)
 
 
-def check_memory(config: RunConfig, task: Task, group: Parallel) -> None:
-    need = memory.memory_need(build_model_config(config, task), task.sequence_length, training=True)
+def check_memory(config: RunConfig, task: Task, group: Parallel, saved: Path | None = None) -> None:
+    need = memory.memory_need(build_model_config(config, task, saved), task.sequence_length, training=True)
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if group.device.type == "cpu" else 1
     memory.check_fits(
         need.total(per_process(config, group)) * processes,
@@ -158,19 +164,25 @@ class _Run:
     ) -> None:
         self.config, self.folder, self.group, self.progress, self.stop = config, folder, group, progress, stop
         self.task = build_task(config.task, config.task_options)
+        self.task.use_files(folder.path)
         self.share = per_process(config, group)
         self.counters = Counters()
         self.saved_step = -1
 
-        self.model = build_model(config, self.task)
         checkpoint = group.on_main(self._choose_checkpoint)
-        if checkpoint is None and config.from_model is not None:
+        self.model = build_model(config, self.task, checkpoint.path if checkpoint else None)
+        self.architecture = type(self.model).__name__
+        if config.from_model is not None and (checkpoint is None or config.lora is not None):
             load_start(self.model, config.from_model)
         if checkpoint is not None:
             check_same_model(self.model.config, checkpoint.path, config)
-            load_weights(self.model, checkpoint.path)
             self.counters = Counters(**checkpoint.state())
             self.saved_step = self.counters.step
+            if config.lora is None:
+                load_weights(self.model, checkpoint.path)
+        loss = self._loss()
+        if checkpoint is not None and config.lora is not None:
+            load_updates(self.model, checkpoint.path / UPDATES)
         nn.Module.to(self.model, group.device)
         self.model.train()
         lr_scales = {
@@ -178,13 +190,29 @@ class _Run:
             for name, parameter in self.model.named_parameters()
             if hasattr(parameter, "lr_scale")
         }
-        self.module = group.wrap(AnswerLoss(self.model), _blocks(self.model))
-        self.parameters = dict(self.model.named_parameters())
+        self.module = group.wrap(loss, loss.parts_to_shard())
+        self.parameters = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.optimizer = build_optimizer(self.parameters, lr_scales, config, group)
         if checkpoint is not None:
             load_optimizer_tensors(
                 self.optimizer, self.parameters, load_file(checkpoint.path / "optimizer.safetensors")
             )
+
+    def _loss(self) -> AnswerLoss:
+        """What the run minimises, around the model; what does not learn is frozen."""
+        config, model = self.config, self.model
+        if config.objective == "answers":
+            choose_trained(model, config)
+            return AnswerLoss(model)
+        from traformer.training.distillation import LayerLoss, LogitLoss, load_teacher
+
+        teacher = load_teacher(str(config.teacher), model, self.group.device)
+        if config.objective == "logits":
+            choose_trained(model, config)
+            return LogitLoss(model, teacher, config.teacher_weight)
+        loss = LayerLoss(model, teacher, self.task.sequence_length)
+        choose_trained(model, config, loss.layers)
+        return loss
 
     def _choose_checkpoint(self) -> checkpoints.Checkpoint | None:
         remove_leftovers(self.folder.checkpoints)
@@ -271,7 +299,7 @@ class _Run:
                     loss, right = self.module(batch.input_ids, batch.answers)
                 # Wrappers average gradients over processes; so this is the mean over all answers of the global batch.
                 (loss * (group.world / answers)).backward()
-            loss_sum, correct = loss_sum + loss.item(), correct + int(right)
+            loss_sum, correct = loss_sum + loss.item(), correct + int(right or 0)
         loss_sum, correct_all = group.sum(loss_sum, correct)
         mean_loss = loss_sum / answers
         norm = self._clip()
@@ -315,10 +343,11 @@ class _Run:
 
     def _log_line(self, values: JsonObject) -> JsonObject:
         counters = self.counters
+        no_tokens = self.config.objective == "layers"  # are predicted
         line = {
             "step": counters.step,
             "loss": counters.interval_loss / counters.interval_steps,
-            "accuracy": counters.interval_correct / counters.interval_answers,
+            "accuracy": None if no_tokens else counters.interval_correct / counters.interval_answers,
             "lr": values["lr"],
             "gradient_norm": values["gradient_norm"],
             "examples": counters.examples,
@@ -330,13 +359,19 @@ class _Run:
 
     def _save(self) -> None:
         # Every process takes part in gathering; the main one alone writes.
-        weights = {name: whole(value).contiguous() for name, value in self.model.state_dict().items()}
+        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
+        weights = {
+            name: whole(value).contiguous() for name, value in self.model.state_dict().items() if name not in tied
+        }
+        updates = {name: weights[name] for name in self.parameters} if self.config.lora is not None else {}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
 
         def write_files(folder: Path) -> None:
-            self.model.config.architectures = ["TraformerForCausalLM"]
+            self.model.config.architectures = [self.architecture]
             self.model.config.save_pretrained(folder)
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            if updates:
+                save_file(updates, folder / UPDATES)
+            save_file(merged(weights) if updates else weights, folder / "model.safetensors", metadata={"format": "pt"})
             save_file(optimizer, folder / "optimizer.safetensors")
             (folder / "state.json").write_text(json.dumps(asdict(self.counters)), encoding="utf-8")
 
@@ -345,9 +380,13 @@ class _Run:
         self.saved_step = step
 
 
-def _blocks(model: Any) -> list[nn.Module]:
-    """The decoder's blocks: what FSDP shards one by one."""
-    return [block for child in model.base_model.children() if isinstance(child, nn.ModuleList) for block in child]
+def load_updates(model: nn.Module, file: Path) -> None:
+    """What learned of a run with low-rank updates, beside the weights that the run started from."""
+    saved = load_file(file)
+    missing = [name for name, value in model.named_parameters() if value.requires_grad and name not in saved]
+    _, unexpected = model.load_state_dict(saved, strict=False)
+    if missing or unexpected:
+        raise RunError(f"{file} does not fit the model ({[*missing, *unexpected][0]!r}); was it made by another version?")
 
 
 class _MetricsFile:
@@ -417,4 +456,6 @@ class _tensorboard:
     def __call__(self, line: JsonObject) -> None:
         if self.writer:
             for name in ("loss", "accuracy", "lr", "gradient_norm"):
+                if line[name] is None:
+                    continue
                 self.writer.add_scalar(name, line[name], line["step"])

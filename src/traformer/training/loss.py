@@ -32,7 +32,11 @@ class AnswerLoss(nn.Module):
         super().__init__()
         self.model: Any = model
 
-    def forward(self, input_ids: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+    def parts_to_shard(self) -> list[nn.Module]:
+        """What FSDP shards one by one: the decoder's blocks."""
+        return list(self.model.base_model.blocks)
+
+    def forward(self, input_ids: Tensor, answers: Tensor) -> tuple[Tensor, Tensor | None]:
         """Sum of the answer tokens' losses, and how many of them the argmax gets right (both 0-dim)."""
         hidden, targets = answer_states(self.model, input_ids, answers), input_ids[:, 1:][answers[:, 1:]]
         return linear_cross_entropy(hidden, self.model.get_output_embeddings().weight, targets)

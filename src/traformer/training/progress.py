@@ -43,10 +43,10 @@ class TrainingProgress:
             self.last_update = now
             self.bar.update(completed=step, loss=f"{loss:.4f}", speed=f"{speed:,.0f}")
 
-    def log(self, step: int, loss: float, accuracy: float, lr: float, speed: float) -> None:
+    def log(self, step: int, loss: float, accuracy: float | None, lr: float, speed: float) -> None:
         """At every log step; a line when there is no bar."""
         if not self.bar.is_live:
+            right = "" if accuracy is None else f"  accuracy {accuracy:.3f}"
             self.say(
-                f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}  accuracy {accuracy:.3f}"
-                f"  lr {lr:.2e}  {speed:,.0f} tokens/s"
+                f"{self.title}  step {step}/{self.steps}  loss {loss:.4f}{right}  lr {lr:.2e}  {speed:,.0f} tokens/s"
             )

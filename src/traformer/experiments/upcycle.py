@@ -1,0 +1,127 @@
+"""`tra reproduce upcycle`: a trained model gets a longer reach. Declared before its first measurement; free of torch.
+
+A decoder that somebody has trained (any of the families of `tra convert`) keeps its rotary attention in most layers, cut to
+a sliding window with sinks, and gets TRA in every sixth layer. The new layers are tuned in two stages on windows far
+shorter than what is measured: first each learns by itself what the old layer gave (`--objective layers`), then the attention
+layers learn together from the source's probabilities (`--objective logits`). The validation text is only read to
+measure; no setting was chosen by it.
+
+What is compared, all on the same text: the source as it is, with interpolated positions, with NTK scaling, with sliding
+windows and sinks but no TRA, and the hybrid before and after each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED, Verdict
+
+SOURCE, INTERPOLATED, NTK, WINDOWS = "source", "interpolated", "ntk", "windows"
+UNTUNED, LAYERS, HYBRID = "hybrid_untuned", "hybrid_layers", "hybrid"
+ARMS: dict[str, str] = {
+    SOURCE: "source",
+    INTERPOLATED: "source, positions interpolated",
+    NTK: "source, NTK scaling",
+    WINDOWS: "source, sliding windows and sinks",
+    UNTUNED: "hybrid, not tuned",
+    LAYERS: "hybrid, after stage 1 (layers)",
+    HYBRID: "hybrid, after stage 2 (logits)",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One scale of the experiment."""
+
+    attention: str  # a pattern over the layers
+    window: int  # of the layers that keep rotary attention
+    sinks: int
+    length: int  # of the windows of stage 1; stage 2 takes twice that, so that windows cut
+    batch_size: int  # of stage 1; stage 2 takes half
+    layer_steps: int
+    logit_steps: int
+    layer_lr: float
+    logit_lr: float
+    save_every: int
+    windows: tuple[int, ...]  # perplexity is measured at these; the last is the longest
+    trained: int | None  # longest window of the source's training; None: as its config says
+    tokens: int  # of validation text, the same at every window
+    recall_lengths: tuple[int, ...]
+    facts: int  # planted in a text
+    texts: int  # with planted facts, per length
+    speed_lengths: tuple[int, ...]
+
+    @property
+    def longest(self) -> int:
+        return self.windows[-1]
+
+
+_PATTERN = "rope,rope,rope,rope,rope,tra_straight_through"
+PLANS: dict[str, Plan] = {
+    "smoke": Plan(
+        "rope,tra_straight_through", 8, 2, 8, 2, 4, 2, 1e-3, 1e-4, 2, (8, 16, 32, 64), 32, 128, (64, 128), 2, 1, (64,)
+    ),
+    "laptop": Plan(
+        _PATTERN, 512, 4, 512, 2, 200, 60, 1e-3, 2e-4, 25, (512, 2048, 8192, 16_384), None, 16_384,
+        (1024, 8192, 16_384), 5, 2, (1024, 8192),
+    ),
+}  # fmt: skip
+
+ALLOWED = 1.10  # perplexity over the source's, at windows within its training
+
+
+def verdicts(
+    perplexity: Mapping[tuple[str, int], float], recall: Mapping[tuple[str, int], float], plan: Plan, trained: int
+) -> list[Verdict]:
+    """The three targets, judged by what was measured: {(arm, window): perplexity}, {(arm, length): share recalled}."""
+    within = [window for window in plan.windows if window <= trained]
+    beyond = [window for window in plan.windows if window > trained]
+    found = []
+    ratios = {w: _ratio(perplexity, (HYBRID, w), (SOURCE, w)) for w in within}
+    found.append(
+        _verdict(
+            "within",
+            f"perplexity of the tuned hybrid at windows {_list(within)} is within 10 % of the source's",
+            [None if ratio is None else ratio <= ALLOWED for ratio in ratios.values()],
+            ", ".join(f"{w:,}: x {ratio:.2f}" for w, ratio in ratios.items() if ratio is not None),
+        )
+    )
+    steps = {w: _ratio(perplexity, (HYBRID, w), (HYBRID, within[-1])) for w in beyond}
+    found.append(
+        _verdict(
+            "beyond",
+            f"its perplexity at {_list(beyond)} is no worse than at {within[-1]:,}",
+            [None if ratio is None else ratio <= 1 for ratio in steps.values()],
+            ", ".join(f"{w:,}: x {ratio:.2f}" for w, ratio in steps.items() if ratio is not None),
+        )
+    )
+    far = [length for length in plan.recall_lengths if length > trained]
+    pairs = [(recall.get((HYBRID, length)), recall.get((SOURCE, length))) for length in far]
+    found.append(
+        _verdict(
+            "recall",
+            f"it recalls more of what was planted in {_list(far)} tokens than the source",
+            [None if ours is None or theirs is None else ours > theirs for ours, theirs in pairs],
+            ", ".join(
+                f"{length:,}: {100 * ours:.0f} % and {100 * theirs:.0f} %"
+                for length, (ours, theirs) in zip(far, pairs, strict=True)
+                if ours is not None and theirs is not None
+            ),
+        )
+    )
+    return found
+
+
+def _verdict(name: str, claim: str, held: list[bool | None], numbers: str) -> Verdict:
+    """It holds if it does everywhere, and does not if it fails anywhere."""
+    outcome = FAILS if False in held else UNDECIDED if None in held or not held else HOLDS
+    return Verdict(name, claim, outcome, numbers or "not measured")
+
+
+def _ratio(values: Mapping[tuple[str, int], float], one: tuple[str, int], other: tuple[str, int]) -> float | None:
+    return values[one] / values[other] if one in values and other in values else None
+
+
+def _list(lengths: list[int]) -> str:
+    return ", ".join(f"{length:,}" for length in lengths)
