@@ -19,6 +19,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 WINDOW = {"sliding_window": 3, "exclude_self": "half", "temperature": True}
 SPECIAL = {
     "rope, window 3": ("rope", {"sliding_window": 3}),
+    "rope, window 3 and sinks": ("rope", {"sliding_window": 3, "sinks": 2, "exclude_self": "half"}),
     "alibi, window 3": ("alibi", WINDOW),
     "fot, window 3": ("fot", WINDOW),
     "t5, window 3": ("t5", WINDOW),
@@ -172,6 +173,8 @@ def test_temperature_learns_faster(name):
         ("tra_no_qk_nrm", {}, "did you mean 'tra_no_qk_norm'"),
         ("rope", {"npos_max": 3}, "unknown to attention 'rope'"),
         ("rope", {"sliding_window": 0}, "sliding_window must be a whole number above zero"),
+        ("rope", {"sliding_window": 8, "sinks": -1}, "sinks must be a whole number, 0 or more"),
+        ("rope", {"sinks": 2}, "sinks goes with sliding_window"),
         ("alibi", {"exclude_self": "third"}, 'exclude_self must be true, false, "half"'),
         ("nope", {"temperature": 2.0}, "temperature must be true or false"),
         ("fot", {"gate_bias": "fast"}, 'a list of numbers or "halves", got'),

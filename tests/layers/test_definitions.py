@@ -124,7 +124,8 @@ def softmax_of(n, h, i, score, bias=lambda j: 0.0):
     """Softmax of the scores times the head's temperature plus a bias, over the keys of the window that it may see."""
     factor, excluded = recipe(n, h)
     window = n.layer.option["sliding_window"] or i + 1
-    seen = [i - j < window and not (excluded and j == i) for j in range(i + 1)]
+    sinks = n.layer.option.get("sinks", 0)
+    seen = [(i - j < window or j < sinks) and not (excluded and j == i) for j in range(i + 1)]
     return softmax([factor * score(n, h, i, j) + bias(j) if seen[j] else None for j in range(i + 1)])
 
 
@@ -352,6 +353,16 @@ def test_sliding_window(name, window):
     for options in ({}, extra):
         layer = build(name, sliding_window=window, **options)
         compare(layer, lambda x, layer=layer: Naive(layer, x).output(DEFINITIONS[name]))
+
+
+@pytest.mark.parametrize("block", [2, 512])
+@pytest.mark.parametrize("sinks", [1, 4])
+def test_sinks_stay_in_sight_of_a_window(sinks, block, monkeypatch):
+    """Blocks of queries that hold the first keys, some of them, or none; with and without the query's own key."""
+    monkeypatch.setattr("traformer.ops.sliding_window.QUERY_BLOCK", block)
+    for options in ({}, {"exclude_self": "half", "temperature": True}):
+        layer = build("rope", sliding_window=2, sinks=sinks, **options)
+        compare(layer, lambda x, layer=layer: Naive(layer, x).output(DEFINITIONS["rope"]))
 
 
 @pytest.mark.parametrize("exclude_self", [True, [False, True, True, False]])

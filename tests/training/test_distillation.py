@@ -180,7 +180,9 @@ def test_low_rank_updates_start_at_nothing_and_merge_into_the_weights():
     assert torch.equal(layer(x), plain(x))
     torch.nn.init.normal_(layer.lora_b)
     alone = torch.nn.Linear(6, 5)
-    alone.load_state_dict({name[2:]: value for name, value in merged({f"a.{n}": v for n, v in layer.state_dict().items()}).items()})
+    alone.load_state_dict(
+        {name[2:]: value for name, value in merged({f"a.{n}": v for n, v in layer.state_dict().items()}).items()}
+    )
     torch.testing.assert_close(alone(x), layer(x))
     assert not layer.weight.requires_grad and layer.lora_a.requires_grad
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from traformer.commands import upcycle
 from traformer.commands.arguments import positive_int
 from traformer.commands.sweep import add_records, run_cells
 from traformer.errors import InputError, unknown_name
@@ -22,7 +23,7 @@ MOST_SEEDS = 1000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from traformer.experiments.paper import SCALES, TABLE_NAMES
 
-    parser.add_argument("table", metavar="TABLE", help=f"{', '.join(TABLE_NAMES)} or all")
+    parser.add_argument("table", metavar="TABLE", help=f"{', '.join(TABLE_NAMES)} or all; or {upcycle.NAME}")
     parser.add_argument(
         "--scale",
         required=True,
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads per cell)")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local")
     add_records(parser)
+    upcycle.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,8 +43,12 @@ def main(args: argparse.Namespace) -> int:
 
     from traformer.experiments.paper import COST, TABLE_NAMES, TABLES, parts_of
 
+    if args.table == upcycle.NAME:
+        return upcycle.main(args)
+    if args.model or args.data or args.threads or args.arms or args.no_tuning:
+        raise InputError("--model, --data, --threads, --arms and --no-tuning are for upcycle alone; leave them out")
     if args.table != "all" and args.table not in TABLE_NAMES:
-        raise unknown_name("table", args.table, (*TABLE_NAMES, "all"))
+        raise unknown_name("table", args.table, (*TABLE_NAMES, "all", upcycle.NAME))
     if args.ray and args.jobs:
         raise InputError("--jobs is for this machine's processes; on Ray the cluster decides, so leave it out")
     if args.seeds is not None and args.seeds > MOST_SEEDS:

@@ -72,7 +72,9 @@ def make_facts(count: int, seed: int) -> list[Fact]:
         if number % 2 == 0:
             city, key = cities[number // 2], draws.integers(10_000, 100_000)
             stem = f"The pass key of {city} is"
-            facts.append(Fact("pass key", f"{stem} {key}. Remember it: the pass key of {city} is {key}.", stem, f" {key}"))
+            facts.append(
+                Fact("pass key", f"{stem} {key}. Remember it: the pass key of {city} is {key}.", stem, f" {key}")
+            )
         else:
             person, thing = people[number // 2], draws.choice(_THINGS)
             stem = f"{person} keeps the {thing} in the"

@@ -386,7 +386,9 @@ def load_updates(model: nn.Module, file: Path) -> None:
     missing = [name for name, value in model.named_parameters() if value.requires_grad and name not in saved]
     _, unexpected = model.load_state_dict(saved, strict=False)
     if missing or unexpected:
-        raise RunError(f"{file} does not fit the model ({[*missing, *unexpected][0]!r}); was it made by another version?")
+        raise RunError(
+            f"{file} does not fit the model ({[*missing, *unexpected][0]!r}); was it made by another version?"
+        )
 
 
 class _MetricsFile:

@@ -1,0 +1,278 @@
+"""The steps of `tra reproduce upcycle`: convert, tune in two stages, measure every arm. What is done is not done again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from traformer.errors import InputError
+from traformer.evaluation.perplexity import measure_perplexity, safe_exp
+from traformer.evaluation.recall_at_depth import ask, make_facts, plant, prefill
+from traformer.experiments import upcycle
+from traformer.experiments.upcycle import ARMS, HYBRID, LAYERS, UNTUNED, Plan
+from traformer.models.conversion.convert import convert
+from traformer.models.from_run import load_run
+from traformer.models.pretrained import settings_from
+from traformer.models.sources import load_source
+from traformer.runs.checkpoint import all_checkpoints
+from traformer.runs.config import RunConfig
+from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import Job, Measurement, Request, ResultStore, measure_missing
+from traformer.tasks.text import Text
+from traformer.training.loop import train
+
+STUDY = "upcycle"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Upcycle:
+    """Where one execution of the experiment keeps things, and what it works on."""
+
+    plan: Plan
+    out: Path
+    model: str  # the source as the user named it
+    data: str
+    threads: int | None
+    say: Say
+
+    @property
+    def source(self) -> Path:
+        """The source in plain floats with its tokenizer: quick to load, the same for every step."""
+        return self.out / "source"
+
+    @property
+    def hybrid(self) -> Path:
+        return self.out / "hybrid"
+
+    def run_folder(self, arm: str) -> Path:
+        return self.out / {LAYERS: "layers", HYBRID: "logits"}[arm]
+
+    def store(self, arm: str) -> ResultStore:
+        folder = self.out / "measured" / arm
+        folder.mkdir(parents=True, exist_ok=True)
+        return ResultStore(folder)
+
+
+# Converting and tuning ----------------------------------------------------------------------------------------
+
+
+def prepare(work: Upcycle) -> None:
+    """The source's plain copy and the hybrid, untuned."""
+    if not (work.source / "tokenizer.json").is_file():
+        work.say(f"loading {work.model}")
+        model, tokenizer = load_source(work.model)
+        if tokenizer is None:
+            raise InputError(f"{work.model} has no tokenizer that transformers can load, so no text can be read")
+        _save(plain(model), tokenizer, work.source)
+    if not (work.hybrid / "tokenizer.json").is_file():
+        model, tokenizer = load_source(str(work.source))
+        window = {"sliding_window": work.plan.window, "sinks": work.plan.sinks}
+        hybrid = convert(
+            model, work.plan.attention, copy=False, rope=window, tra_straight_through={"temperature": True}
+        )
+        _save(hybrid, tokenizer, work.hybrid)
+        work.say(f"{work.hybrid}: attention {work.plan.attention}, not tuned yet")
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)  # last, so that its file says that all is there
+
+
+def plain(model: Any) -> Any:
+    """A model that was loaded from GGUF without the mark of its quantizer, which transformers would not save."""
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.hf_quantizer = None
+    return model
+
+
+def tune(work: Upcycle) -> None:
+    """Both stages under the durable loop; an interrupted one continues from its newest checkpoint."""
+    plan = work.plan
+    common: dict[str, Any] = {
+        "teacher": str(work.source), "log_every": 5, "save_every": plan.save_every, "keep": 1000,
+        "threads": work.threads, "clip": 1.0,
+    }  # fmt: skip
+    layers = RunConfig.from_dict({
+        **_settings(work, work.hybrid, plan.length), **common, "objective": "layers", "steps": plan.layer_steps,
+        "batch_size": plan.batch_size, "lr": plan.layer_lr,
+    })  # fmt: skip
+    _train(layers, work.run_folder(LAYERS), work.say)
+    logits = RunConfig.from_dict({
+        **_settings(work, work.run_folder(LAYERS), 2 * plan.length), **common, "objective": "logits",
+        "train_only": "attention", "steps": plan.logit_steps, "batch_size": max(1, plan.batch_size // 2),
+        "lr": plan.logit_lr,
+    })  # fmt: skip
+    _train(logits, work.run_folder(HYBRID), work.say)
+
+
+def _settings(work: Upcycle, start: Path, length: int) -> dict[str, Any]:
+    settings = settings_from(start)
+    options = {"data": [work.data], "length": length, "tokenizer": str(work.source.absolute())}
+    return {**settings, "task": "text", "task_options": options, "from_model": str(start)}
+
+
+def _train(config: RunConfig, path: Path, say: Say) -> None:
+    folder = RunFolder(path)
+    resume = folder.is_run()
+    if resume:
+        config = folder.read_config().for_resume({"threads": config.threads, "save_every": config.save_every}, path)
+    say(f"{path}: {config.objective}, {config.steps} steps of {config.batch_size} x {config.task_options['length']}")
+    train(config, path, resume=resume)
+
+
+# The arms -----------------------------------------------------------------------------------------------------
+
+
+def load_arm(work: Upcycle, arm: str) -> Any:
+    """An arm's model in eval mode."""
+    if arm in (LAYERS, HYBRID):
+        return load_run(work.run_folder(arm), device="cpu")[0]
+    model = load_source(str(work.hybrid if arm == UNTUNED else work.source))[0].eval()
+    factor = work.plan.longest / trained_length(work, model.config)
+    if arm == upcycle.INTERPOLATED:
+        set_rotary(model, factor=factor)
+    elif arm == upcycle.NTK:
+        set_rotary(model, ntk=factor)
+    elif arm == upcycle.WINDOWS:
+        model = convert(model, "rope", copy=False, sliding_window=work.plan.window, sinks=work.plan.sinks).eval()
+    return model
+
+
+def trained_length(work: Upcycle, config: Any) -> int:
+    return work.plan.trained or int(config.max_position_embeddings)
+
+
+def set_rotary(model: Any, factor: float = 1.0, ntk: float = 1.0) -> None:
+    """Another reading of positions in a source with rotary embedding.
+
+    factor   positions are divided by it (interpolation: Chen et al. 2023)
+    ntk      the base is raised so that the slowest channel turns as if positions were divided by it, and the fastest as
+             before ("NTK-aware" scaling)
+    """
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if rotary is None:
+        raise InputError(f"{type(model).__name__} has no rotary embedding to scale")
+    channels = 2 * rotary.inv_freq.shape[0]
+    theta = float((model.config.rope_parameters or {}).get("rope_theta", 10_000.0)) * ntk ** (channels / (channels - 2))
+    turns = theta ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels) / factor
+    rotary.inv_freq.copy_(turns.to(rotary.inv_freq.dtype))
+
+
+# Measuring ----------------------------------------------------------------------------------------------------
+
+
+def measure(work: Upcycle, arms: list[str]) -> None:
+    """Everything that is missing, the cheapest first, each number stored at once."""
+    text = Text(data=(work.data,), tokenizer=str(work.source.absolute()), length=work.plan.length)
+    for arm in arms:
+        jobs = [Job(request, work.store(arm), kind) for kind, request in _requests(work, arm)]
+        if not work.store(arm).missing([job.request for job in jobs]):
+            continue
+        work.say(f"measuring: {ARMS[arm]}")
+        model = load_arm(work, arm)
+        for _ in measure_missing(jobs, lambda job, model=model, arm=arm: _measure(work, arm, model, text, job)):
+            pass
+        del model
+        gc.collect()
+
+
+def _requests(work: Upcycle, arm: str) -> Iterator[tuple[str, Request]]:
+    plan = work.plan
+    step = RunFolder(work.run_folder(arm)).find_checkpoint().step if arm in (LAYERS, HYBRID) else 0
+    for window in plan.windows:
+        protocol = {"data": Path(work.data).name, "tokens": plan.tokens}
+        yield "perplexity", Request("validation", window, step, 1, 0, STUDY, protocol)
+    for length in plan.recall_lengths:
+        protocol = {"data": Path(work.data).name, "facts": plan.facts, "texts": plan.texts}
+        yield "recall", Request("recall", length, step, plan.texts, 0, STUDY, protocol)
+
+
+def _measure(work: Upcycle, arm: str, model: Any, text: Text, job: Job[str]) -> list[Measurement]:
+    request, kind = job.request, job.subject
+    length = int(request.length)
+    work.say(f"  {ARMS[arm]}: {kind} at {length:,}")
+    make = partial(
+        Measurement, task="text", split=request.split, length=length, examples=request.examples, seed=request.seed,
+        attention=arm, step=request.step, train_length=work.plan.length, study=STUDY, protocol=request.protocol,
+    )  # fmt: skip
+    if kind == "perplexity":
+        return list(_perplexity(work, model, text, length, make))
+    return list(_recall(work, model, text, length, make))
+
+
+def _perplexity(work: Upcycle, model: Any, text: Text, window: int, make: Any) -> Iterator[Measurement]:
+    found = measure_perplexity(model, text.open("validation"), window, tokens=work.plan.tokens)
+    low, high = (safe_exp(loss) for loss in found.interval())
+    yield make(metric="perplexity", value=safe_exp(found.loss), low=low, high=high, counted=found.scored)
+    for first, last, loss, count in found.by_position():
+        place = {"place": first, "to": last}
+        yield make(metric="loss_by_place", value=loss, low=None, high=None, at=place, counted=count)
+
+
+def _recall(work: Upcycle, model: Any, text: Text, length: int, make: Any) -> Iterator[Measurement]:
+    plan, tokens = work.plan, text.open("validation").tokens
+    by_place: dict[tuple[str, float], list[bool]] = {}
+    prefill_tokens, prefill_seconds, decode_tokens, decode_seconds = 0, 0.0, 0, 0.0
+    prefill(model, tokens[:16].tolist())  # what the first call sets up is not timed
+    for number in range(plan.texts):
+        facts = make_facts(plan.facts, seed=number)
+        # Both kinds at every depth: the second text has them the other way round.
+        facts = facts[1:] + facts[:1] if number % 2 else facts
+        filler = tokens[number * length :] if len(tokens) >= (number + 1) * length else tokens
+        ids, depths = plant(text.text_tokenizer, filler, facts, length)
+        reading = ask(model, text.text_tokenizer, ids, facts, depths)
+        for one in reading.recalls:
+            by_place.setdefault((one.kind, one.depth), []).append(one.is_right)
+        prefill_tokens, prefill_seconds = (
+            prefill_tokens + reading.prefill_tokens,
+            prefill_seconds + reading.prefill_seconds,
+        )
+        decode_tokens, decode_seconds = decode_tokens + reading.decode_tokens, decode_seconds + reading.decode_seconds
+    for (kind, depth), right in sorted(by_place.items()):
+        at = {"depth": depth, "kind": kind}
+        yield make(
+            metric="recall_at_depth", value=sum(right) / len(right), low=None, high=None, at=at, counted=len(right)
+        )
+    yield make(
+        metric="prefill_speed", value=prefill_tokens / prefill_seconds, low=None, high=None, counted=prefill_tokens
+    )
+    yield make(metric="decode_speed", value=decode_tokens / decode_seconds, low=None, high=None, counted=decode_tokens)
+
+
+# What tuning gave, by tokens ----------------------------------------------------------------------------------
+
+
+def tuning_curve(work: Upcycle) -> None:
+    """Perplexity of a little validation text at stage 1's window, for every checkpoint of both stages."""
+    plan = work.plan
+    text = Text(data=(work.data,), tokenizer=str(work.source.absolute()), length=plan.length)
+    tokens = min(plan.tokens, 4 * plan.length)
+    store = work.store("tuning")
+    for arm in (LAYERS, HYBRID):
+        folder = RunFolder(work.run_folder(arm))
+        if not folder.is_run():
+            continue
+        for step in [one.step for one in all_checkpoints(folder.checkpoints)]:
+            protocol = {"data": Path(work.data).name, "tokens": tokens}
+            request = Request(arm, plan.length, step, 1, 0, STUDY, protocol)
+            if not store.missing([request]):
+                continue
+            model = load_run(folder.path, device="cpu", step=step)[0]
+            found = measure_perplexity(model, text.open("validation"), plan.length, tokens=tokens)
+            trained = step * folder.read_config().batch_size * int(folder.read_config().task_options["length"])
+            store.put([
+                Measurement(
+                    task="text", split=arm, length=plan.length, metric="perplexity", value=safe_exp(found.loss),
+                    low=None, high=None, examples=1, seed=0, attention=arm, step=step, train_length=plan.length,
+                    counted=found.scored, study=STUDY, at={"tuning_tokens": trained}, protocol=protocol,
+                )
+            ])  # fmt: skip
