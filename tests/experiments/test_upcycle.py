@@ -100,7 +100,7 @@ def test_verdicts():
 
 @pytest.mark.parametrize("kind", ["linear", "ntk"])
 def test_scaled_positions(kind, places):
-    """Interpolation is transformers' own; NTK turns the slowest channel as interpolation does and the fastest as before."""
+    """Interpolation is transformers' own; NTK slows the slowest channel as much, and the fastest not at all."""
     model = AutoModelForCausalLM.from_pretrained(places["llama"])
     before = model.model.rotary_emb.inv_freq.clone()
     set_rotary(model, **({"factor": 4.0} if kind == "linear" else {"ntk": 4.0}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -476,23 +475,6 @@ def test_bad_options():
 def test_it_is_where_the_documents_say():
     assert traformer.convert is convert
     assert list(inspect.signature(convert).parameters)[:2] == ["model", "attention"]
-
-
-def test_the_recipe_runs(monkeypatch, capsys, tmp_path):
-    """examples/convert_and_tune.py, small; what it saves is tuned and can be read."""
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog. " * 100)
-    recipe = Path(__file__).resolve().parents[2] / "examples" / "convert_and_tune.py"
-    arguments = ["--pretrain=30", "--tune=10", "--window=16", "--measure=256", "--factors=1,4", "--batch=4"]
-    monkeypatch.setattr("sys.argv", ["recipe", "--text", str(text), "--save", str(tmp_path / "out"), *arguments])
-    runpy.run_path(str(recipe), run_name="__main__")
-    table = [
-        line.rsplit(maxsplit=2) for line in capsys.readouterr().out.splitlines() if line.startswith(("source", "conv"))
-    ]
-    found = {name.strip(): [float(at), float(beyond)] for name, at, beyond in table}
-    assert found.keys() == {"source", "converted to tra", "source, tuned", "converted to tra, tuned"}
-    assert found["converted to tra, tuned"][0] < found["converted to tra"][0]
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.attention == "tra"
 
 
 def test_families_load_when_something_is_converted(tmp_path):

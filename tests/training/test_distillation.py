@@ -11,9 +11,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import traformer
+from tests.models.test_convert import source
 from tests.training.test_parallel import assert_close_runs, train_with
 from tests.training.tiny_llama import text_folder, tiny_llama
 from traformer.errors import InputError, RunError
+from traformer.models.conversion.families import FAMILIES
 from traformer.models.from_run import load_run
 from traformer.models.pretrained import settings_from
 from traformer.runs.config import RunConfig
@@ -72,7 +74,7 @@ def test_layers_are_compared_on_the_teachers_own_inputs(folders):
         positions = teacher.model.rotary_emb(given, torch.arange(LENGTH)[None])
         wanted = block.self_attn(given, positions, None)[0]
         made = model.model.layers[index].self_attn.mix(given, _context(model, given))[0]
-        errors.append((made - wanted).square().sum() / wanted.square().sum())
+        errors.append((made - wanted).square().sum((1, 2)) / wanted.square().sum((1, 2)))
     assert right is None
     torch.testing.assert_close(loss, torch.stack(errors).mean().float() * answers[:, 1:].sum())
 
@@ -119,10 +121,27 @@ def test_no_gradient_passes_from_one_layer_to_another(folders):
                 assert parameter.grad is None
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_can_teach(family):
+    teacher = source(family).eval()
+    model = traformer.convert(teacher, "tra")
+    ids = torch.randint(1, 20, (2, 9), generator=torch.Generator().manual_seed(1))
+    answers = torch.ones_like(ids, dtype=torch.bool)
+    for loss in (LayerLoss(model, teacher, 9), LogitLoss(model, teacher, 1.0)):
+        model.zero_grad()
+        value, _ = loss(ids, answers)
+        value.backward()
+        assert value.isfinite() and value > 0
+        for layer in model.base_model.attention_layers:
+            assert all(
+                p.grad is not None and p.grad.abs().sum() > 0 for p in (layer.q_proj.weight, layer.o_proj.weight)
+            )
+
+
 def test_relative_error_is_one_for_nothing_at_all():
     wanted = torch.randn(2, 3, 4)
-    assert relative_error(torch.zeros_like(wanted), wanted) == 1
-    assert relative_error(wanted, wanted) == 0
+    assert torch.equal(relative_error(torch.zeros_like(wanted), wanted), torch.ones(2))
+    assert torch.equal(relative_error(wanted, wanted), torch.zeros(2))
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.0])

@@ -42,7 +42,8 @@ class OpenedRun:
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     @property
     def methods(self) -> list[Method]:

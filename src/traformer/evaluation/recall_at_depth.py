@@ -2,8 +2,8 @@
 
 Facts are planted into real text at even depths, from its start (depth 0) to its end (depth 1). The text is read once,
 chunk by chunk, through the model's cache; then each fact is asked for from there. A fact counts as recalled if every
-token of its answer is the likeliest one. Half of the facts are pass keys (five digits that nothing else gives away), half
-are sentences about made-up people.
+token of its answer is the likeliest one. Half of the facts are pass keys (five digits that nothing else gives away),
+half are sentences about made-up people.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`tra reproduce upcycle`: a trained model gets a longer reach. Declared before its first measurement; free of torch.
 
-A decoder that somebody has trained (any of the families of `tra convert`) keeps its rotary attention in most layers, cut to
-a sliding window with sinks, and gets TRA in every sixth layer. The new layers are tuned in two stages on windows far
-shorter than what is measured: first each learns by itself what the old layer gave (`--objective layers`), then the attention
-layers learn together from the source's probabilities (`--objective logits`). The validation text is only read to
-measure; no setting was chosen by it.
+A decoder that somebody has trained (any of the families of `tra convert`) keeps its rotary attention in most layers,
+cut to a sliding window with sinks, and gets TRA in every sixth layer. The new layers are tuned in two stages on windows
+far shorter than what is measured: first each learns by itself what the old layer gave (`--objective layers`), then the
+attention layers learn together from the source's probabilities (`--objective logits`). The validation text is only read
+to measure; no setting was chosen by it.
 
 What is compared, all on the same text: the source as it is, with interpolated positions, with NTK scaling, with sliding
 windows and sinks but no TRA, and the hybrid before and after each stage.
@@ -62,7 +62,7 @@ PLANS: dict[str, Plan] = {
         "rope,tra_straight_through", 8, 2, 8, 2, 4, 2, 1e-3, 1e-4, 2, (8, 16, 32, 64), 32, 128, (256, 320), 2, 2
     ),
     "laptop": Plan(
-        _PATTERN, 2048, 4, 512, 2, 200, 60, 1e-3, 2e-4, 25, (512, 2048, 8192, 16_384), None, 16_384,
+        _PATTERN, 2048, 4, 512, 2, 100, 60, 1e-3, 2e-4, 20, (512, 2048, 8192, 16_384), None, 16_384,
         (1024, 8192, 16_384), 5, 2,
     ),
 }  # fmt: skip

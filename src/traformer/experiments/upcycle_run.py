@@ -1,4 +1,4 @@
-"""The steps of `tra reproduce upcycle`: convert, tune in two stages, measure every arm. What is done is not done again."""
+"""The steps of `tra reproduce upcycle`: convert, tune in two stages, measure. What is done is not done again."""
 
 from __future__ import annotations
 
@@ -171,35 +171,38 @@ def set_rotary(model: Any, factor: float = 1.0, ntk: float = 1.0) -> None:
 
 
 def measure(work: Upcycle, arms: list[str]) -> None:
-    """Everything that is missing, the cheapest first, each number stored at once."""
+    """Everything that is missing: each length for all arms before the next one, each number stored at once."""
     text = Text(data=(work.data,), tokenizer=str(work.source.absolute()), length=work.plan.length)
-    for arm in arms:
-        jobs = [Job(request, work.store(arm), kind) for kind, request in _requests(work, arm)]
-        if not work.store(arm).missing([job.request for job in jobs]):
-            continue
-        work.say(f"measuring: {ARMS[arm]}")
-        model = load_arm(work, arm)
-        for _ in measure_missing(jobs, lambda job, model=model, arm=arm: _measure(work, arm, model, text, job)):
-            pass
-        del model
-        gc.collect()
+    steps = {arm: _step(work, arm) for arm in arms}
+    jobs = [Job(request(steps[arm]), work.store(arm), (arm, kind)) for kind, request in _requests(work) for arm in arms]
+    for _ in measure_missing(jobs, partial(_measure, work, text)):
+        gc.collect()  # the model that was measured goes before the next one comes
 
 
-def _requests(work: Upcycle, arm: str) -> Iterator[tuple[str, Request]]:
-    plan = work.plan
-    step = RunFolder(work.run_folder(arm)).find_checkpoint().step if arm in (LAYERS, HYBRID) else 0
-    for window in plan.windows:
-        protocol = {"data": Path(work.data).name, "tokens": plan.tokens}
-        yield "perplexity", Request("validation", window, step, 1, 0, STUDY, protocol)
+def _step(work: Upcycle, arm: str) -> int:
+    """How far an arm's tuning has come."""
+    return RunFolder(work.run_folder(arm)).find_checkpoint().step if arm in (LAYERS, HYBRID) else 0
+
+
+def _requests(work: Upcycle) -> Iterator[tuple[str, Callable[[int], Request]]]:
+    """What is measured of every arm: the shortest window, the longest, those between, then recall."""
+    plan, data = work.plan, Path(work.data).name
+    for window in (plan.windows[0], plan.windows[-1], *plan.windows[1:-1]):
+        yield "perplexity", partial(_request, "validation", window, 1, {"data": data, "tokens": plan.tokens})
     for length in plan.recall_lengths:
-        protocol = {"data": Path(work.data).name, "facts": plan.facts, "texts": plan.texts}
-        yield "recall", Request("recall", length, step, plan.texts, 0, STUDY, protocol)
+        protocol = {"data": data, "facts": plan.facts, "texts": plan.texts}
+        yield "recall", partial(_request, "recall", length, plan.texts, protocol)
 
 
-def _measure(work: Upcycle, arm: str, model: Any, text: Text, job: Job[str]) -> list[Measurement]:
-    request, kind = job.request, job.subject
+def _request(split: str, length: int, examples: int, protocol: dict[str, Any], step: int) -> Request:
+    return Request(split, length, step, examples, 0, STUDY, protocol)
+
+
+def _measure(work: Upcycle, text: Text, job: Job[tuple[str, str]]) -> list[Measurement]:
+    request, (arm, kind) = job.request, job.subject
     length = int(request.length)
-    work.say(f"  {ARMS[arm]}: {kind} at {length:,}")
+    work.say(f"measuring {kind} at {length:,}: {ARMS[arm]}")
+    model = load_arm(work, arm)
     make = partial(
         Measurement, task="text", split=request.split, length=length, examples=request.examples, seed=request.seed,
         attention=arm, step=request.step, train_length=work.plan.length, study=STUDY, protocol=request.protocol,
@@ -220,32 +223,26 @@ def _perplexity(work: Upcycle, model: Any, text: Text, window: int, make: Any) -
 
 def _recall(work: Upcycle, model: Any, text: Text, length: int, make: Any) -> Iterator[Measurement]:
     plan, tokens = work.plan, text.open("validation").tokens
-    by_place: dict[tuple[str, float], list[bool]] = {}
-    prefill_tokens, prefill_seconds, decode_tokens, decode_seconds = 0, 0.0, 0, 0.0
     prefill(model, tokens[:16].tolist())  # what the first call sets up is not timed
+    readings = []
     for number in range(plan.texts):
         facts = make_facts(plan.facts, seed=number)
-        # Both kinds at every depth: the second text has them the other way round.
-        facts = facts[1:] + facts[:1] if number % 2 else facts
+        facts = facts[1:] + facts[:1] if number % 2 else facts  # where one text has a pass key, the next has a sentence
         filler = tokens[number * length :] if len(tokens) >= (number + 1) * length else tokens
         ids, depths = plant(text.text_tokenizer, filler, facts, length)
-        reading = ask(model, text.text_tokenizer, ids, facts, depths)
+        readings.append(ask(model, text.text_tokenizer, ids, facts, depths))
+    make = partial(make, low=None, high=None)
+    by_place: dict[tuple[str, float], list[bool]] = {}
+    for reading in readings:
         for one in reading.recalls:
             by_place.setdefault((one.kind, one.depth), []).append(one.is_right)
-        prefill_tokens, prefill_seconds = (
-            prefill_tokens + reading.prefill_tokens,
-            prefill_seconds + reading.prefill_seconds,
-        )
-        decode_tokens, decode_seconds = decode_tokens + reading.decode_tokens, decode_seconds + reading.decode_seconds
     for (kind, depth), right in sorted(by_place.items()):
         at = {"depth": depth, "kind": kind}
-        yield make(
-            metric="recall_at_depth", value=sum(right) / len(right), low=None, high=None, at=at, counted=len(right)
-        )
-    yield make(
-        metric="prefill_speed", value=prefill_tokens / prefill_seconds, low=None, high=None, counted=prefill_tokens
-    )
-    yield make(metric="decode_speed", value=decode_tokens / decode_seconds, low=None, high=None, counted=decode_tokens)
+        yield make(metric="recall_at_depth", value=sum(right) / len(right), at=at, counted=len(right))
+    for name in ("prefill", "decode"):
+        count = sum(getattr(reading, f"{name}_tokens") for reading in readings)
+        seconds = sum(getattr(reading, f"{name}_seconds") for reading in readings)
+        yield make(metric=f"{name}_speed", value=count / seconds, counted=count)
 
 
 # What tuning gave, by tokens ----------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ class RotaryAttention(SoftmaxAttentionLayer):
     by the angle t theta^(-2n/d); a pair is a channel and the one half a head size on, as in Llama; theta is 500,000.
     Path: torch's fused causal kernel.
 
-    With a sliding window, `sinks` keeps the first keys of the sequence in sight: trained softmax attention rests on them
-    where nothing else fits, and breaks without them (Xiao et al. 2023, "Efficient Streaming Language Models with
+    With a sliding window, `sinks` keeps the first keys of the sequence in sight: trained softmax attention rests on
+    them where nothing else fits, and breaks without them (Xiao et al. 2023, "Efficient Streaming Language Models with
     Attention Sinks").
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -200,7 +201,10 @@ class Text(Task):
         return self.text_tokenizer.encode(text)
 
     def decode(self, ids: TokenIds) -> str:
-        return self.text_tokenizer.decode(token_list(ids))
+        """The text of some ids; an entry that a converted model has beyond its tokenizer's becomes U+FFFD."""
+        known = self.text_tokenizer
+        parts = groupby(token_list(ids), lambda token: token >= known.vocab_size)
+        return "".join("\ufffd" * len(list(part)) if beyond else known.decode(part) for beyond, part in parts)
 
     def format(self, batch: Batch, row: int, markup: bool = False) -> str:
         """The window's text; all of it but the first token is scored, so nothing is marked."""

@@ -73,19 +73,22 @@ class LayerLoss(AnswerLoss):
         return [self.model.base_model.attention_layers[index] for index in self.layers]
 
     def forward(self, input_ids: Tensor, answers: Tensor) -> tuple[Tensor, None]:
-        """The mean relative error of the layers' outputs, times the number of answers; no token is predicted."""
+        """The mean relative error of the layers' outputs, times the number of answers; no token is predicted.
+
+        Errors are of whole sequences, so that it does not matter how a batch is divided among processes.
+        """
         seen = self._watch(input_ids)
         trunk = self.model.base_model
         x = seen[self.layers[0]][0]
         context, _ = make_context(x, None, None, None, None, None)
         for leader in trunk.leaders:
             context.shared[leader] = trunk.attention_layers[leader].prepare(context, x)
-        errors = []
+        errors = []  # of each layer, [B]
         for index in self.layers:
             given, wanted = seen[index]
             made, _ = trunk.attention_layers[index](given, context)
             errors.append(relative_error(made, wanted))
-        return torch.stack(errors).mean() * answers[:, 1:].sum(), None
+        return (torch.stack(errors).mean(0) * answers[:, 1:].sum(1)).sum(), None
 
     @torch.no_grad()
     def _watch(self, input_ids: Tensor) -> dict[int, tuple[Tensor, Tensor]]:
@@ -112,9 +115,9 @@ class LayerLoss(AnswerLoss):
 
 
 def relative_error(made: Tensor, wanted: Tensor) -> Tensor:
-    """The squared distance over the squared size of what was wanted, both summed over all tokens."""
+    """[B, T, E] -> [B]: squared distance over the squared size of what was wanted, both summed over a sequence."""
     made, wanted = made.float(), wanted.float()
-    return (made - wanted).square().sum() / wanted.square().sum().clamp_min(1e-12)
+    return (made - wanted).square().sum((1, 2)) / wanted.square().sum((1, 2)).clamp_min(1e-12)
 
 
 class LogitLoss(AnswerLoss):
@@ -136,7 +139,8 @@ class LogitLoss(AnswerLoss):
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight, taught, teacher_head = (x.to(dtype) for x in (hidden, weight, taught, teacher_head))
         with torch.autocast(hidden.device.type, enabled=False):
-            return _LinearDistillation.apply(hidden, weight, targets, taught, teacher_head, self.teacher_weight)
+            loss, right = _LinearDistillation.apply(hidden, weight, targets, taught, teacher_head, self.teacher_weight)
+        return loss, right
 
 
 class _LinearDistillation(torch.autograd.Function):

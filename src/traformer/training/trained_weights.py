@@ -33,9 +33,8 @@ class LowRankLinear(nn.Linear):
         made.weight, made.bias = linear.weight.requires_grad_(False), linear.bias
         if linear.bias is not None:
             linear.bias.requires_grad_(False)
-        home = {"dtype": linear.weight.dtype, "device": linear.weight.device}
-        made.lora_a = nn.Parameter(torch.empty(rank, linear.in_features, **home))
-        made.lora_b = nn.Parameter(torch.zeros(linear.out_features, rank, **home))
+        made.lora_a = nn.Parameter(linear.weight.new_empty(rank, linear.in_features))
+        made.lora_b = nn.Parameter(linear.weight.new_zeros(linear.out_features, rank))
         nn.init.kaiming_uniform_(made.lora_a, a=math.sqrt(5))
         return made
 
@@ -53,7 +52,7 @@ def choose_trained(model: Any, config: RunConfig, layers: Iterable[int] | None =
         for layer in attention:
             if isinstance(layer, ConvertedAttention):
                 for parameter in _added_parameters(layer):
-                    parameter.lr_scale = getattr(parameter, "lr_scale", NEW_LR_SCALE)
+                    vars(parameter).setdefault("lr_scale", NEW_LR_SCALE)
     if layers is None and config.train_only == "all" and config.lora is None:
         return
     chosen = attention if layers is None else [attention[index] for index in layers]
