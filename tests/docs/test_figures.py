@@ -166,3 +166,16 @@ def test_figures_of_experiments_are_those_of_their_counts(experiment):
 def test_the_readme_shows_the_headline():
     first_screen = (ROOT / "README.md").read_text(encoding="utf-8")[:1500]
     assert "(results/what_works/headline.svg)" in first_screen and "make demo" in first_screen
+
+
+def test_the_tables_of_upcycle_are_those_of_its_results():
+    """Every table and verdict that was written beside the measurements is on the page, line by line."""
+    page = (ROOT / "docs/upcycle.md").read_text(encoding="utf-8").splitlines()
+    written = (RESULTS / "upcycle/table.md").read_text(encoding="utf-8").splitlines()
+    lines = [line for line in written if line.startswith(("|", "- **"))]
+    assert lines and [line for line in lines if line not in page] == []
+    rows = json.loads((RESULTS / "upcycle/results.json").read_text(encoding="utf-8"))
+    shown = "\n".join(written)
+    for row in rows:
+        if row["metric"] == "perplexity":
+            assert f" {row['value']:.2f} |" in shown, row
