@@ -53,7 +53,7 @@ def test_every_step_works_and_nothing_is_done_twice(places, capsys):
     curve = (out / "tuning.csv").read_text().splitlines()
     assert len(curve) == 1 + plan.layer_steps // plan.save_every + plan.logit_steps // plan.save_every
     targets = [f"{name}, {arm}" for arm in (HYBRID, LAYERS) for name in ("within", "beyond", "recall")]
-    assert [one["name"] for one in json.loads((out / "verdicts.json").read_text())] == targets
+    assert [one["name"] for one in json.loads((out / "targets.json").read_text())] == targets
     kept = (out / "results.json").read_bytes()
     capsys.readouterr()
     assert main(command(places)) == 0
@@ -66,7 +66,7 @@ def test_one_arm_and_no_tuning(places, tmp_path):
     assert main(command(here, "--arms", "source,hybrid", "--no-tuning")) == 0
     rows = json.loads((here["out"] / "results.json").read_text())
     assert {row["arm"] for row in rows} == {"source"}  # there is no tuned hybrid yet
-    assert {one["outcome"] for one in json.loads((here["out"] / "verdicts.json").read_text())} == {UNDECIDED}
+    assert {one["outcome"] for one in json.loads((here["out"] / "targets.json").read_text())} == {UNDECIDED}
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,13 @@ def recalls(found: Found) -> dict[tuple[str, int], float]:
 def write_upcycle(
     found: Found, tuning: Sequence[Measurement], verdicts: Sequence[Verdict], plan: Plan, out: Path
 ) -> list[Path]:
-    """results.json, tuning.csv, table.md, verdicts.json, and recall.png where recall was measured."""
+    """results.json, tuning.csv, table.md, targets.json, and recall.png where recall was measured."""
     write_rows(out / "results.json", [{"arm": arm, **one.to_row()} for arm, rows in found.items() for one in rows])
     lines = [f"{one.split},{one.step},{one.at['tuning_tokens']},{one.value:.4f}" for one in tuning]
     write_atomically(out / "tuning.csv", "\n".join(["stage,step,tuning_tokens,perplexity", *lines]) + "\n")
     write_atomically(out / "table.md", markdown(found, tuning, verdicts, plan))
-    write_atomically(out / "verdicts.json", json.dumps([asdict(one) for one in verdicts], indent=1) + "\n")
-    files = [out / name for name in ("results.json", "tuning.csv", "table.md", "verdicts.json")]
+    write_atomically(out / "targets.json", json.dumps([asdict(one) for one in verdicts], indent=1) + "\n")
+    files = [out / name for name in ("results.json", "tuning.csv", "table.md", "targets.json")]
     if recalls(found):
         draw_recall(found, out / "recall.png")
         files.append(out / "recall.png")
