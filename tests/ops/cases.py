@@ -65,7 +65,7 @@ def run(inputs, backend, upstream_dtype=None, **options):
     leaves = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in inputs]
     out = threshold_relative_attention(*leaves, backend=backend, **options)
     upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    upstream = upstream.to(upstream_dtype or out.dtype).to(out.dtype)
+    upstream = upstream.to(upstream_dtype or out.dtype).to(out)
     return (out.detach(), *torch.autograd.grad(out, leaves, upstream))
 
 

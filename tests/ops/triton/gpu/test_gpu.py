@@ -67,8 +67,11 @@ def test_cuda_graph():
         return torch.autograd.grad(threshold_relative_attention(*inputs, dropout_p=0.0), inputs, upstream)
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        step()
+        for _ in range(2):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

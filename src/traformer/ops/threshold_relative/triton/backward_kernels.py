@@ -39,6 +39,7 @@ from traformer.ops.threshold_relative.triton.tiles import (
     may_keep,
     multiply,
     norms_above,
+    norms_above_squares,
     products,
     row_decays,
     row_limits,
@@ -55,8 +56,7 @@ def differentiate(
     dot,  # [M, N]
     keep,
     nearer,  # [M, N] kept keys right of each key, the whole row's
-    g_tile,  # [M, D] gradient of the output, 0 in broken rows
-    v_tile,  # [N, D]
+    change,  # [M, N] dO V^T, 0 in broken rows
     decay,  # [M] base 2
     log_sum,  # [M] base 2; inf: kept nothing; NaN: broken
     delta,  # [M]
@@ -73,7 +73,6 @@ def differentiate(
     """The weights that multiplied the values, dS by the weights, and dS by the surrogate; each [M, N] fp32."""
     if_kept = tl.exp2(dot * (scale * LOG2E) + (nearer * decay[:, None] - log_sum[:, None]))
     applied = tl.where(keep, if_kept, 0.0)
-    change = multiply(g_tile, tl.trans(v_tile), tl.zeros(dot.shape, dtype=tl.float32))
     if DROPOUT:
         alive = survivors(row_keys, key, drop_limit)
         change = tl.where(alive, change * survivor_scale, 0.0)
@@ -87,6 +86,30 @@ def differentiate(
         # A removed key whose value is not finite has NaN here, and so has every key that a broken row sees.
         pull = tl.where(is_visible(dot) & (log_sum != INF)[:, None], pull + pull * 0.0, 0.0)
     return applied, tl.where(keep, change, 0.0), pull
+
+
+@triton.jit
+def row_facts(
+    q, stride_q, g, stride_g, out, stride_o, index, real, zero, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """[M] each: bounds of |q|, dO . O, and whether dO is not finite.
+
+    A few channels at a time: three whole tiles in fp32 are more than the walk itself holds. zero: see products.
+    """
+    PIECE: tl.constexpr = 16
+    squares = tl.zeros_like(index).to(tl.float32)
+    delta = tl.zeros_like(squares)
+    bad = tl.zeros_like(index)
+    for start in range(0, BLOCK_D + zero, PIECE):
+        channel = start + tl.arange(0, PIECE)
+        inside = real[:, None] & (channel < HEAD_SIZE)[None, :]
+        q_piece = tl.load(q + (index * stride_q)[:, None] + channel[None, :], inside, 0.0).to(tl.float32)
+        g_piece = tl.load(g + (index * stride_g)[:, None] + channel[None, :], inside, 0.0).to(tl.float32)
+        o_piece = tl.load(out + (index * stride_o)[:, None] + channel[None, :], inside, 0.0).to(tl.float32)
+        squares += tl.sum(q_piece * q_piece, 1)
+        delta += tl.sum(g_piece * o_piece, 1)
+        bad = tl.maximum(bad, tl.max(1 - is_finite(g_piece).to(tl.int32), 1))
+    return norms_above_squares(squares), delta, bad > 0
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -196,17 +219,17 @@ def query_gradient_kernel(
     norm += flat_key_head.to(tl.int64) * blocks
     value += flat_key_head.to(tl.int64) * blocks
 
-    q_tile = load_tile(q, index, stride_qt, real, HEAD_SIZE, BLOCK_D)
-    g_tile = load_tile(grad_out, index, stride_gt, real, HEAD_SIZE, BLOCK_D)
-    o_tile = load_tile(out, index, stride_ot, real, HEAD_SIZE, BLOCK_D)
-    delta = tl.sum(g_tile.to(tl.float32) * o_tile.to(tl.float32), 1)
+    q_norm, delta, bad_gradient = row_facts(
+        q, stride_qt, grad_out, stride_gt, out, stride_ot, index, real, tl.minimum(queries, 0), HEAD_SIZE, BLOCK_D
+    )
     log_sum = tl.load(normaliser + flat_row, mask=real, other=INF) * LOG2E
     # A row that is not finite gives NaN to the keys it keeps and leaves the others alone.
-    bad_gradient = tl.max(1 - is_finite(g_tile).to(tl.int32), 1) > 0
     broken = bad_gradient | ~(tl.abs(delta) < INF) | (log_sum != log_sum)
     log_sum = tl.where(broken, float("nan"), log_sum)
     delta = tl.where(broken, 0.0, delta)
-    g_tile = tl.where(broken[:, None], 0.0, g_tile).to(g_tile.dtype)
+    sound = real & ~broken
+    q_tile = load_tile(q, index, stride_qt, real, HEAD_SIZE, BLOCK_D)
+    g_tile = load_tile(grad_out, index, stride_gt, sound, HEAD_SIZE, BLOCK_D)
     tl.store(log_sums + flat_row, log_sum, mask=real)
     tl.store(deltas + flat_row, delta, mask=real)
 
@@ -219,7 +242,6 @@ def query_gradient_kernel(
     row_keys = row.to(tl.uint32)
     if DROPOUT:
         row_keys = dropout_keys(seed, flat_head, query_start + row)
-    q_norm = norms_above(q_tile)
 
     end = tl.max(last, 0)
     start_block = tl.where(end < 0, -1, end // BLOCK_N)
@@ -246,8 +268,12 @@ def query_gradient_kernel(
             k_tile = without_non_finite(k_tile)
         keep = is_kept(dot, limit)
         nearer = kept_nearer(keep, BLOCK_N, BY_TRIANGLE) + carried[:, None]
+        change = products(
+            g_tile, v_tile, grad_out, index * stride_gt, sound, v_block, stride_vt, key < keys, tl.minimum(block, 0),
+            HEAD_SIZE, BLOCK_D, False,
+        )  # fmt: skip
         _applied, change, pull = differentiate(
-            dot, keep, nearer, g_tile, v_tile, decay, log_sum, delta, limit, row_keys, key, scale, steepness,
+            dot, keep, nearer, change, decay, log_sum, delta, limit, row_keys, key, scale, steepness,
             drop_limit, survivor_scale, SURROGATE, DROPOUT,
         )  # fmt: skip
         decay_sum += tl.sum(change * nearer, 1)
@@ -403,7 +429,7 @@ def key_gradient_kernel(
                         q_tile = load_tile(q_block, index, stride_qt, real, HEAD_SIZE, BLOCK_D)
                         dot = products(
                             q_tile, k_tile, q_block, q_offset, real, k_block, stride_kt, key < keys,
-                            tl.minimum(row_block, 0), HEAD_SIZE, BLOCK_D,
+                            tl.minimum(row_block, 0), HEAD_SIZE, BLOCK_D, True,
                         )  # fmt: skip
                         limit = row_limits(threshold, threshold_value, scale, flat_row, real)
                         first, last = row_ranges(
@@ -431,14 +457,18 @@ def key_gradient_kernel(
                             row_keys = row.to(tl.uint32)
                             if DROPOUT:
                                 row_keys = dropout_keys(seed, flat_head, query_start + row)
-                            g_tile = load_tile(g_block, index, stride_gt, real, HEAD_SIZE, BLOCK_D)
-                            broken = log_sum != log_sum
-                            g_tile = tl.where(broken[:, None], 0.0, g_tile).to(g_tile.dtype)
-                            q_tile = tl.where(broken[:, None], 0.0, q_tile).to(q_tile.dtype)
+                            # A broken row gives NaN to the keys it sees; what else it holds must not reach the others.
+                            sound = real & (log_sum == log_sum)
+                            g_tile = load_tile(g_block, index, stride_gt, sound, HEAD_SIZE, BLOCK_D)
+                            q_tile = load_tile(q_block, index, stride_qt, sound, HEAD_SIZE, BLOCK_D)
                             keep = is_kept(dot, limit)
                             nearer = kept_nearer(keep, BLOCK_N, BY_TRIANGLE) + carried[:, None]
+                            change = products(
+                                g_tile, v_tile, g_block, index * stride_gt, sound, v_block, stride_vt, key < keys,
+                                tl.minimum(row_block, 0), HEAD_SIZE, BLOCK_D, False,
+                            )  # fmt: skip
                             applied, change, pull = differentiate(
-                                dot, keep, nearer, g_tile, v_tile, decay * LOG2E, log_sum, delta, limit,
+                                dot, keep, nearer, change, decay * LOG2E, log_sum, delta, limit,
                                 row_keys, key, scale, steepness, drop_limit, survivor_scale, SURROGATE, DROPOUT,
                             )  # fmt: skip
                             if SURROGATE:

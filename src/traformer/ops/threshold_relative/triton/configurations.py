@@ -46,7 +46,7 @@ _TABLE: dict[tuple[str, int], dict[int, Configuration]] = {
         256: Configuration(64, 16, 8),
     },
     ("query_gradient", 4): {64: Configuration(16, 16, 4), 256: Configuration(16, 16, 8)},
-    ("key_gradient", 2): {64: Configuration(32, 16, 8), 256: Configuration(16, 16, 8)},
+    ("key_gradient", 2): {128: Configuration(32, 16, 8), 256: Configuration(16, 16, 8)},
     ("key_gradient", 4): {256: Configuration(16, 16, 8)},
 }
 

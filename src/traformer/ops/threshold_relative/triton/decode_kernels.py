@@ -207,18 +207,9 @@ def decode_kernel(
             v_block = v + low.to(tl.int64) * stride_vt
             k_tile = load_tile(k_block, column, stride_kt, key < keys, HEAD_SIZE, BLOCK_D)
             dot = products(
-                q_tile,
-                k_tile,
-                q,
-                q_offset,
-                real,
-                k_block,
-                stride_kt,
-                key < keys,
-                tl.minimum(block, 0),
-                HEAD_SIZE,
-                BLOCK_D,
-            )
+                q_tile, k_tile, q, q_offset, real, k_block, stride_kt, key < keys, tl.minimum(block, 0), HEAD_SIZE,
+                BLOCK_D, True,
+            )  # fmt: skip
             norms = norms_above(k_tile)
             key_norm = tl.max(tl.where(norms < INF, norms, 0.0), 0)
             finite = (tl.max(q_norm, 0) * tl.max(norms, 0) < FINITE).to(tl.int32)
@@ -385,9 +376,9 @@ def decode(problem: Problem) -> Forward:
         raise InputError(f"key_index {list(low.shape)} does not belong to keys {list(k.shape)}")
     largest = None
     if norm is not None:
-        largest = norm[:, :, 0].contiguous()
+        largest = norm.select(2, 0).contiguous()
     elif problem.score_bound is None and problem.tolerance > 0.0:
-        largest = summarise(problem, chosen.keys).norm_so_far[:, :, -1].contiguous()
+        largest = summarise(problem, chosen.keys).norm_so_far.select(2, -1).contiguous()
     align = alignment(q, k, problem.v)
     common = common_arguments(problem, align)
     scale = common.pop("survivor_scale")

@@ -28,10 +28,10 @@ from traformer.ops.threshold_relative.triton.tiles import (
     look,
     may_keep,
     multiply,
-    norms_above,
     rest_is_small,
     row_decays,
     row_limits,
+    row_norms,
     row_ranges,
     store_tile,
     survivors,
@@ -139,7 +139,7 @@ def forward_kernel(
     end = tl.max(last, 0)
     block = tl.where(end < 0, -1, end // BLOCK_N)
     stop_block = tl.min(first, 0) // BLOCK_N
-    q_norm = norms_above(q_tile)
+    q_norm = row_norms(q, index, stride_qt, real, q_tile, tl.minimum(queries, 0), HEAD_SIZE, BLOCK_D)
     reach_norm = q_norm * (scale * LOG2E)  # times |k|: a bound of the score, base 2
     bound = INF
     if score_bound is not None:

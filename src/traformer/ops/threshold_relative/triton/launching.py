@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from typing import Any
 
@@ -22,7 +23,7 @@ def strides(align: int, **tensors: Tensor) -> dict[str, int]:
 
 def two_floats(x: float) -> tuple[float, float]:
     """x as a sum of two fp32 numbers, which is how a kernel's arguments carry an fp64 one."""
-    high = torch.tensor(x, dtype=torch.float32).item()
+    high = ctypes.c_float(x).value
     return high, x - high
 
 

@@ -57,21 +57,26 @@ def products(
     zero,
     HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
-    """q.k [M, N]; in fp32 by IEEE arithmetic, a few channels at a time, since all would not fit into registers.
+    """q.k [M, N]; in fp32 and beyond 128 channels a few at a time, since all would not fit into registers.
 
+    EXACT: fp32 products by IEEE arithmetic, since keys are chosen by them.
     zero: a scalar that is 0 and not known to be, so that the compiler does not unroll the loop.
     """
     sums = tl.zeros((q_tile.shape[0], k_tile.shape[0]), dtype=tl.float32)
-    if q_tile.dtype == tl.float32:
-        PIECE: tl.constexpr = 16
+    if q_tile.dtype == tl.float32 or BLOCK_D > 128:
+        PIECE: tl.constexpr = 16 if q_tile.dtype == tl.float32 else 32
         column = tl.arange(0, k_tile.shape[0])
         for start in range(0, BLOCK_D + zero, PIECE):
             channel = start + tl.arange(0, PIECE)
             inside = (channel < HEAD_SIZE)[None, :]
             a = tl.load(q_block + q_offset[:, None] + channel[None, :], rows_valid[:, None] & inside, 0.0)
             b = tl.load(k_block + column[:, None] * stride_k + channel[None, :], keys_valid[:, None] & inside, 0.0)
-            sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee")
+            if q_tile.dtype == tl.float32 and EXACT:
+                sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee")
+            else:
+                sums = multiply(a, tl.trans(b), sums)
     else:
         sums = multiply(q_tile, tl.trans(k_tile), sums)
     return sums
@@ -106,8 +111,29 @@ def is_finite(x):
 def norms_above(x):
     """Upper bounds of the rows' norms; inf where a row is not finite."""
     x = x.to(tl.float32)
-    norm = tl.sqrt(tl.sum(x * x, 1)) * NORM_SLACK + NORM_FLOOR
+    return norms_above_squares(tl.sum(x * x, 1))
+
+
+@triton.jit
+def norms_above_squares(squares):
+    """Upper bounds of norms from computed sums of squares; inf where one is not finite."""
+    norm = tl.sqrt(squares) * NORM_SLACK + NORM_FLOOR
     return tl.where(norm < INF, norm, INF)
+
+
+@triton.jit
+def row_norms(base, index, stride, valid, tile, zero, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Upper bounds of the norms of a tile's rows; beyond 128 channels read a few at a time. zero: see products."""
+    if BLOCK_D > 128:
+        PIECE: tl.constexpr = 32
+        squares = tl.zeros_like(index).to(tl.float32)
+        for start in range(0, BLOCK_D + zero, PIECE):
+            channel = start + tl.arange(0, PIECE)
+            inside = valid[:, None] & (channel < HEAD_SIZE)[None, :]
+            piece = tl.load(base + (index * stride)[:, None] + channel[None, :], inside, 0.0).to(tl.float32)
+            squares += tl.sum(piece * piece, 1)
+        return norms_above_squares(squares)
+    return norms_above(tile)
 
 
 @triton.jit
@@ -264,8 +290,9 @@ def look(
     k_block = k + low.to(tl.int64) * stride_k
     k_tile = load_tile(k_block, column, stride_k, real, HEAD_SIZE, BLOCK_D)
     dot = products(
-        q_tile, k_tile, q_block, q_offset, rows_valid, k_block, stride_k, real, tl.minimum(block, 0), HEAD_SIZE, BLOCK_D
-    )
+        q_tile, k_tile, q_block, q_offset, rows_valid, k_block, stride_k, real, tl.minimum(block, 0), HEAD_SIZE,
+        BLOCK_D, True,
+    )  # fmt: skip
     key_norm, overflow = key_norms(norm, block, q_norm)
     values_bad = (tl.load(value + block) == INF).to(tl.int32)
     dot, some = decide(
