@@ -28,8 +28,9 @@ def test_double_precision(backend, length, decay):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_single_precision(backend, length, decay):
     inputs = make(queries=length, decay=decay, dtype=torch.float32, width=32)
-    # Gradients of the decay sum terms weighted by the distance, so their absolute error grows with the length.
-    assert_all_close(run(inputs, backend), oracle(inputs), rtol=2e-5, atol=1e-5 + 1e-7 * length)
+    # Gradients of the decay sum terms weighted by the distance, so their absolute error grows with the length; an
+    # instruction set without fused multiply-add rounds twice as often.
+    assert_all_close(run(inputs, backend), oracle(inputs), rtol=2e-5, atol=1e-5 + 2e-7 * length)
 
 
 @fused

@@ -50,7 +50,7 @@ def test_the_largest_row_blocks(length, gate, key_heads):
         out = threshold_relative_attention(*leaves, exclude_self=torch.tensor([True, False]), backend=backend)
         results.append([out, *torch.autograd.grad((out * grad.to(dtype)).sum(), leaves)])
     for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-5)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=4e-5)  # without fused multiply-add, too
 
 
 def test_auto_takes_it_where_it_can():
