@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -179,3 +180,17 @@ def test_the_tables_of_upcycle_are_those_of_its_results():
     for row in rows:
         if row["metric"] == "perplexity":
             assert f" {row['value']:.2f} |" in shown, row
+    text = " ".join(page)
+    for places, excess in ((8192, "16 % above"), (2048, "9 % over the first 2,048")):
+        ours, theirs = (_mean_loss(rows, arm, places) for arm in ("hybrid_layers", "source"))
+        assert f"{100 * (math.exp(ours - theirs) - 1):.0f} %" == excess[:4].strip() and excess in text
+
+
+def _mean_loss(rows: list[dict], arm: str, places: int) -> float:
+    """Over the first places of the longest window."""
+    longest = max(row["length"] for row in rows)
+    chosen = [
+        row for row in rows
+        if (row["arm"], row["metric"], row["length"]) == (arm, "loss_by_place", longest) and row["at"]["to"] < places
+    ]  # fmt: skip
+    return sum(row["value"] * row["counted"] for row in chosen) / sum(row["counted"] for row in chosen)
