@@ -233,7 +233,7 @@ def test_bad_input(runs, tmp_path):
 
 
 def test_lengths_are_shown_short():
-    assert [length_text(n) for n in (512, 1024, 65536, 1 << 20, 1500)] == ["512", "1,024", "64k", "1m", "1,500"]
+    assert [length_text(n) for n in (512, 1024, 65536, 1 << 20, 1500)] == ["512", "1,024", "64k", "1M", "1,500"]
 
 
 def test_peers_take_smaller_chunks_at_long_lengths(runs):
