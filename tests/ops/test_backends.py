@@ -28,9 +28,10 @@ def test_double_precision(backend, length, decay):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_single_precision(backend, length, decay):
     inputs = make(queries=length, decay=decay, dtype=torch.float32, width=32)
-    # Gradients of the decay sum terms weighted by the distance, so their absolute error grows with the length; an
-    # instruction set without fused multiply-add rounds twice as often.
-    assert_all_close(run(inputs, backend), oracle(inputs), rtol=2e-5, atol=1e-5 + 2e-7 * length)
+    got, expected = run(inputs, backend), oracle(inputs)
+    assert_all_close(got[:4], expected[:4], rtol=2e-5, atol=1e-5 + 1e-7 * length)
+    # The decay's gradient sums terms weighted by the distance, so that its rounding grows with the length.
+    torch.testing.assert_close(got[4].double(), expected[4], rtol=2e-5, atol=1e-5 + 2e-7 * length)
 
 
 @fused

@@ -49,8 +49,12 @@ def test_the_largest_row_blocks(length, gate, key_heads):
         leaves = [x.to(dtype).requires_grad_() for x in inputs]
         out = threshold_relative_attention(*leaves, exclude_self=torch.tensor([True, False]), backend=backend)
         results.append([out, *torch.autograd.grad((out * grad.to(dtype)).sum(), leaves)])
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=4e-5)  # without fused multiply-add, too
+    *found, found_decay = results[0]
+    *expected, expected_decay = results[1]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=2e-5)
+    # Terms weighted by the distance: the formula itself, in fp32, is off by 1e-4 here.
+    torch.testing.assert_close(found_decay.double(), expected_decay, rtol=1e-4, atol=2e-7 * length)
 
 
 def test_auto_takes_it_where_it_can():
