@@ -56,7 +56,12 @@ CHANGES = {
     "triton/__init__.py": [("", FUSED)],
 }
 SCRIPT = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if isinstance(finder, type)]  # an editable install's comes first
+
 import torch
+import traformer
+assert traformer.__file__.startswith(sys.argv[1]), traformer.__file__
 from traformer.errors import InputError
 from traformer.ops import attention_stats, available_backends, threshold_relative_attention
 
@@ -91,7 +96,7 @@ def test_an_option_is_six_files(tmp_path):
             assert not after or text.count(after) == 1, f"{name} has not {after!r} once"
             text = text.replace(after, after + added) if after else text + added
         file.write_text(text, encoding="utf-8")
-    result = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert {"reference", "blockwise"} <= set(result.stdout.split())
     assert "unknown option 'value_scale'" in result.stdout
