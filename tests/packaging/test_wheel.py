@@ -86,6 +86,7 @@ def test_every_command_works_outside_the_checkout(installed: Environment, tmp_pa
     for command in COMMANDS:
         assert f"usage: tra {command}" in tra(command, "--help")
     assert "tra_plus" in tra("list")
+    assert "complete" in tra("completion", "bash")
     assert "copy" in tra("show", "copy")
     assert "python-stdlib" in tra("data", "python-stdlib")
     small = ["--preset", "tiny", "--layers", "1", "--steps", "4", "--batch-size", "4"]
