@@ -83,13 +83,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return (
-            None if grad_hidden is None else grad_hidden * grad_loss.to(grad_hidden.dtype),
-            None if grad_weight is None else (grad_weight * grad_loss).to(ctx.weight_dtype),
-            None,
-            None,
-        )
+        return *scaled_gradients(ctx, grad_loss), None, None
+
+
+def scaled_gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """What a chunked loss saved in its forward (gradients of hidden states and head, or None), times the loss's own."""
+    grad_hidden, grad_weight = ctx.saved_tensors
+    return (
+        None if grad_hidden is None else grad_hidden * grad_loss.to(grad_hidden.dtype),
+        None if grad_weight is None else (grad_weight * grad_loss).to(ctx.weight_dtype),
+    )
 
 
 def token_losses(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

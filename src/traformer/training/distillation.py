@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from traformer.errors import InputError
 from traformer.layers.context import make_context
 from traformer.models.conversion.families import ConvertedForCausalLM
-from traformer.models.loss import chunk_rows
+from traformer.models.loss import chunk_rows, scaled_gradients
 from traformer.training.loss import AnswerLoss, answer_states
 
 
@@ -184,9 +184,4 @@ class _LinearDistillation(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        if grad_hidden is not None:
-            grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)
-        if grad_weight is not None:
-            grad_weight = (grad_weight * grad_loss).to(ctx.weight_dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        return *scaled_gradients(ctx, grad_loss), None, None, None, None
