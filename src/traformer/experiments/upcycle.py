@@ -2,10 +2,14 @@
 
 A decoder that somebody has trained (any of the families of `tra convert`) keeps its rotary attention in most layers,
 cut to a sliding window with sinks, and gets TRA in every sixth layer. The new layers are tuned in two stages on windows
-far shorter than what is measured: first each learns by itself what the old layer gave (`--objective layers`), then the
+no longer than half of what the source was trained on: first each learns by itself what the old layer gave (`--objective layers`), then the
 attention layers learn together from the source's probabilities (`--objective logits`). The validation text is only read
 to measure, with one exception: that sliding windows need sinks was seen on its first 4,096 tokens, within the source's
 own window. The window's size was chosen on training text.
+
+A first run tuned stage 1 on windows of 512 (docs/upcycle.md has its figures): the hybrid's loss rose above the source's
+with every doubling of the place, although the source reads well there. So stage 1 now takes windows of 4,096, about as
+many tokens for a step as an hour affords. That was decided on places within the source's window.
 
 What is compared, all on the same text: the source as it is, with interpolated positions, with NTK scaling, with sliding
 windows and sinks but no TRA, and the hybrid before and after each stage.
@@ -38,9 +42,10 @@ class Plan:
     attention: str  # a pattern over the layers
     window: int  # of the layers that keep rotary attention
     sinks: int
-    length: int  # of the windows of stage 1; stage 2 takes twice that
-    batch_size: int  # of stage 1; stage 2 takes half
+    length: int  # of the windows of stage 1
+    batch_size: int  # of stage 1
     layer_steps: int
+    logit_length: int  # of the windows of stage 2, one per step
     logit_steps: int
     layer_lr: float
     logit_lr: float
@@ -60,10 +65,10 @@ class Plan:
 _PATTERN = "rope,rope,rope,rope,rope,tra_straight_through"
 PLANS: dict[str, Plan] = {
     "smoke": Plan(
-        "rope,tra_straight_through", 8, 2, 8, 2, 4, 2, 1e-3, 1e-4, 2, (8, 32, 64), 32, 128, (256, 320), 2, 2
+        "rope,tra_straight_through", 8, 2, 8, 2, 4, 16, 2, 1e-3, 1e-4, 2, (8, 32, 64), 32, 128, (256, 320), 2, 2
     ),
     "laptop": Plan(
-        _PATTERN, 2048, 4, 512, 2, 100, 60, 1e-3, 2e-4, 20, (512, 2048, 8192, 16_384), None, 16_384,
+        _PATTERN, 2048, 4, 4096, 1, 120, 2048, 60, 1e-3, 2e-4, 20, (512, 2048, 8192, 16_384, 32_768), None, 32_768,
         (1024, 8192, 16_384), 5, 2,
     ),
 }  # fmt: skip

@@ -107,8 +107,8 @@ def tune(work: Upcycle) -> None:
     })  # fmt: skip
     _train(layers, work.run_folder(LAYERS), work.say)
     logits = RunConfig.from_dict({
-        **_settings(work, work.run_folder(LAYERS), 2 * plan.length), **common, "objective": "logits",
-        "train_only": "attention", "steps": plan.logit_steps, "batch_size": max(1, plan.batch_size // 2),
+        **_settings(work, work.run_folder(LAYERS), plan.logit_length), **common, "objective": "logits",
+        "train_only": "attention", "steps": plan.logit_steps, "batch_size": 1,
         "lr": plan.logit_lr,
     })  # fmt: skip
     _train(logits, work.run_folder(HYBRID), work.say)
@@ -249,10 +249,11 @@ def _recall(work: Upcycle, model: Any, text: Text, length: int, make: Any) -> It
 
 
 def tuning_curve(work: Upcycle) -> None:
-    """Perplexity of a little validation text at stage 1's window, for every checkpoint of both stages."""
+    """Perplexity of a little validation text at the second shortest window, for every checkpoint of both stages."""
     plan = work.plan
-    text = Text(data=(work.data,), tokenizer=str(work.source.absolute()), length=plan.length)
-    tokens = min(plan.tokens, 4 * plan.length)
+    window = plan.windows[1]
+    text = Text(data=(work.data,), tokenizer=str(work.source.absolute()), length=window)
+    tokens = min(plan.tokens, 4 * window)
     store = work.store("tuning")
     for arm in (LAYERS, HYBRID):
         folder = RunFolder(work.run_folder(arm))
@@ -260,15 +261,15 @@ def tuning_curve(work: Upcycle) -> None:
             continue
         for step in [one.step for one in all_checkpoints(folder.checkpoints)]:
             protocol = {"data": Path(work.data).name, "tokens": tokens}
-            request = Request(arm, plan.length, step, 1, 0, STUDY, protocol)
+            request = Request(arm, window, step, 1, 0, STUDY, protocol)
             if not store.missing([request]):
                 continue
             model = load_run(folder.path, device="cpu", step=step)[0]
-            found = measure_perplexity(model, text.open("validation"), plan.length, tokens=tokens)
+            found = measure_perplexity(model, text.open("validation"), window, tokens=tokens)
             trained = step * folder.read_config().batch_size * int(folder.read_config().task_options["length"])
             store.put([
                 Measurement(
-                    task="text", split=arm, length=plan.length, metric="perplexity", value=safe_exp(found.loss),
+                    task="text", split=arm, length=window, metric="perplexity", value=safe_exp(found.loss),
                     low=None, high=None, examples=1, seed=0, attention=arm, step=step, train_length=plan.length,
                     counted=found.scored, study=STUDY, at={"tuning_tokens": trained}, protocol=protocol,
                 )
