@@ -2,10 +2,10 @@
 
 A decoder that somebody has trained (any of the families of `tra convert`) keeps its rotary attention in most layers,
 cut to a sliding window with sinks, and gets TRA in every sixth layer. The new layers are tuned in two stages on windows
-no longer than half of what the source was trained on: first each learns by itself what the old layer gave (`--objective layers`), then the
-attention layers learn together from the source's probabilities (`--objective logits`). The validation text is only read
-to measure, with one exception: that sliding windows need sinks was seen on its first 4,096 tokens, within the source's
-own window. The window's size was chosen on training text.
+no longer than half of what the source was trained on: first each learns by itself what the old layer gave (`--objective
+layers`), then the attention layers learn together from the source's probabilities (`--objective logits`). The
+validation text is only read to measure, with one exception: that sliding windows need sinks was seen on its first 4,096
+tokens, within the source's own window. The window's size was chosen on training text.
 
 A first run tuned stage 1 on windows of 512 (docs/upcycle.md has its figures): the hybrid's loss rose above the source's
 with every doubling of the place, although the source reads well there. So stage 1 now takes windows of 4,096, about as
