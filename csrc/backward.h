@@ -186,39 +186,53 @@ static void transpose_lanes(const Call& c, BackwardSpace& w, float q_factor) {
   }
 }
 
-static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& packed, const BackwardTask& task, int64_t h,
-                          int64_t t0, int rows) {
+// A block of keys as one tile's products read it. clean_*: 0 where the entries are not finite.
+struct BackwardBlock {
+  int j0, n;
+  const float *keys, *values, *clean_keys, *clean_values;
+  int64_t key_stride, value_stride, clean_key_stride, clean_value_stride;
+  float norm;
+  bool keys_bad, values_bad, padded;
+};
+
+// Rows of one query head on their way from the diagonal to the left.
+struct BackwardWalk {
+  const Call& c;
+  BackwardSpace& w;
+  const PackedHead& packed;
+  const BackwardTask& task;
+  const int64_t head;
   const TraProblem& p = *c.p;
   const int D = c.D;
-  const int64_t b = task.batch, hk = task.key_head;
-  const KeyFacts facts = c.key_facts(b, hk);
-  const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
+  const int64_t batch = task.batch;
+  const KeyFacts facts = c.key_facts(batch, task.key_head);
+  const uint8_t* padding = p.key_padding ? p.key_padding + batch * p.keys : nullptr;
   const float q_factor = (float)(p.scale * (double)LOG2E);
   const bool surrogate = p.surrogate_width > 0;
   const float steepness = surrogate ? (float)(1 / p.surrogate_width) : 0.f;
   Lanes& s = w.lanes;
+  bool any_poisoned = false;
+  bool overflow = false;  // scores may be infinite although queries and keys are not
 
-  bool queries_bad = false;
-  float largest = 0;
-  s.n = 0;
-  for (int i = 0; i < rows; i++) {
-    int64_t t = t0 + i, flat = (b * p.query_heads + h) * p.queries + t;
-    if (i + ROWS_AHEAD < rows)
-      for (const TraTensor* x : {&p.q, &p.grad_out, &p.out}) prefetch_rows(p.dtype, *x, b, h, t + ROWS_AHEAD, 1, D);
-    int lane = s.n;
-    float lse = p.normaliser[flat];
-    if (lse == INF || p.reach[flat] > p.query_start + t) {  // kept nothing: no gradient
-      fill_row(p.dtype, p.grad_q.data, b * p.grad_q.stride_b + h * p.grad_q.stride_h + t * p.grad_q.stride_t, D, 0.f);
-      p.grad_log_decay[flat] = 0;
-      if (p.grad_threshold) p.grad_threshold[flat] = 0;
-      continue;
+  int64_t flat(int64_t t) const { return (batch * p.query_heads + head) * p.queries + t; }
+  int64_t offset(const TraTensor& x, int64_t t) const { return batch * x.stride_b + head * x.stride_h + t * x.stride_t; }
+
+  // Puts row t into the next lane, unless it kept nothing: then it has no gradient.
+  void take_row(int64_t t) {
+    const int lane = s.n;
+    const float lse = p.normaliser[flat(t)];
+    if (lse == INF || p.reach[flat(t)] > p.query_start + t) {
+      fill_row(p.dtype, p.grad_q.data, offset(p.grad_q, t), D, 0.f);
+      p.grad_log_decay[flat(t)] = 0;
+      if (p.grad_threshold) p.grad_threshold[flat(t)] = 0;
+      return;
     }
     float *q = w.q_rows + (int64_t)lane * D, *grad = w.do_rows + (int64_t)lane * D, *scaled = w.q_scaled + (int64_t)lane * D;
     float* out = w.dq + (int64_t)lane * D;  // borrowed until cleared below
-    load_row(p.dtype, p.q.data, b * p.q.stride_b + h * p.q.stride_h + t * p.q.stride_t, D, q);
-    load_row(p.dtype, p.grad_out.data, b * p.grad_out.stride_b + h * p.grad_out.stride_h + t * p.grad_out.stride_t, D, grad);
-    load_row(p.dtype, p.out.data, b * p.out.stride_b + h * p.out.stride_h + t * p.out.stride_t, D, out);
-    fill_lane(c, s, lane, b, h, t, q);
+    load_row(p.dtype, p.q.data, offset(p.q, t), D, q);
+    load_row(p.dtype, p.grad_out.data, offset(p.grad_out, t), D, grad);
+    load_row(p.dtype, p.out.data, offset(p.out, t), D, out);
+    fill_lane(c, s, lane, batch, head, t, q);
     wide deltas = {};
     part checks = {};
     for (int e = 0; e < D; e += PART) {
@@ -236,114 +250,144 @@ static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& pac
     s.lse[lane] = (float)((double)lse / LN2);
     s.delta[lane] = (float)delta;
     s.grad_decay[lane] = s.grad_threshold[lane] = 0;
-    s.first[lane] = most(s.first[lane], p.reach[flat]);
+    s.first[lane] = most(s.first[lane], p.reach[flat(t)]);
     if (check != 0 || s.decay_bad[lane]) {
       s.poisoned[lane] = 1;
       s.lse[lane] = s.delta[lane] = 0;
       for (int d = 0; d < D; d++) scaled[d] = grad[d] = 0;
     }
-    if (!(s.reach_norm[lane] < 1e18f)) queries_bad = true;
-    largest = most(largest, s.reach_norm[lane]);
     s.n++;
   }
-  if (s.n == 0) return;
-  s.pad();
-  transpose_lanes(c, w, q_factor);
-  bool any_poisoned = false;
-  for (int i = 0; i < s.n; i++) any_poisoned |= s.poisoned[i] != 0;
 
-  uint8_t done[ROWS];
-  int counts[PANELS];
-  int j1 = s.last[s.n - 1] + 1;
-  const bool overflow = queries_bad || !(largest * facts.norm_so_far[most(0, j1 - 1) / KEY_BLOCK] < 1e36f);
-  while (s.n > 0) {
-    const int block = most(0, j1 - 1) / KEY_BLOCK, j0 = block * KEY_BLOCK;
-    if (j1 > 0) {
-      int64_t k_stride, v_stride;
-      const float* keys = block_f32(c, p.k, packed.keys, b, hk, j0, j1 - j0, w.keys, &k_stride);
-      const float* values = block_f32(c, p.v, packed.values, b, hk, j0, j1 - j0, w.values, &v_stride);
-      const float norm = facts.norm[block];
-      const bool keys_bad = facts.flags[block] & KEY_NOT_FINITE, values_bad = facts.flags[block] & VALUE_NOT_FINITE;
-      const float* clean_keys = keys;
-      int64_t clean_stride = k_stride;
-      if (__builtin_expect(keys_bad, 0))
-        clean_keys = cleaned(keys, &clean_stride, j1 - j0, D, w.clean);
-      else
-        clean_keys = side_by_side(keys, &clean_stride, j1 - j0, D, w.keys);
-      const float* clean_values = values;
-      int64_t clean_values_stride = v_stride;
-      if (__builtin_expect(values_bad && surrogate, 0))
-        clean_values = cleaned(values, &clean_values_stride, j1 - j0, D, w.clean_values);
-      const bool padded = padding && __builtin_memchr(padding + j0, 0, j1 - j0);
-      int used = 0;
-      for (int g = 0; g < s.panels; g++) {
-        const int lane0 = g * PANEL_ROWS, lanes = least(PANEL_ROWS, s.n - lane0);
-        const int stop = least(j1, s.last[lane0 + lanes - 1] + 1), n = stop - j0;
-        float *weights = w.weights + (int64_t)lane0 * KEY_BLOCK, *ds = w.ds + (int64_t)lane0 * KEY_BLOCK;
-        counts[g] = 0;
-        if (n <= 0) continue;
-        int leftmost = 0;
-        for (int i = 0; i < lanes; i++) leftmost = most(leftmost, s.first[lane0 + i]);
-        bool kept = score_tile(s, lane0, w.q_rows, w.q_panels + (int64_t)lane0 * D, keys, k_stride, n, norm, weights, D, p.scale);
-        bool hide = padded || stop - 1 > s.last[lane0] || leftmost > j0;
-        if (__builtin_expect(keys_bad || overflow, 0)) {
-          if (poison_tile(s, lane0, weights, j0, n, padding)) kept = any_poisoned = true;
-          hide = true;
-        }
-        if (!kept && !surrogate) continue;
-        if (hide) mask_tile(s, lane0, weights, j0, n, padding);
-        if (__builtin_expect(values_bad, 0)) {
-          poison_by_values(s, lane0, weights, values, v_stride, n, D);
-          any_poisoned = true;
-        }
-        value_tile(w.do_panels + (int64_t)lane0 * D, clean_values, clean_values_stride, n, ds, D);
-        auto differentiate = c.dropout ? (surrogate ? differentiate_tile<true, true> : differentiate_tile<true, false>)
-                                       : (surrogate ? differentiate_tile<false, true> : differentiate_tile<false, false>);
-        Unknown unknown;
-        if (__builtin_expect(any_poisoned, 0))
-          find_unknown(s, lane0, weights, values_bad ? values : nullptr, v_stride, n, D, surrogate, unknown);
-        differentiate(s, lane0, weights, ds, j0, n, p.dropout_cut, p.dropout_scale, steepness);
-        if (__builtin_expect(any_poisoned, 0)) poison_gradients(s, lane0, weights, ds, n, unknown);
-        add_panel_times_rows(ds, lanes, n, clean_keys, clean_stride, w.dq + (int64_t)lane0 * D, D, D);
-        // The products over lanes take keys in groups: those that this panel does not see weigh nothing.
-        const int whole = j1 - j0;
-        if (whole > n) {
-          __builtin_memset(weights + n * PANEL_ROWS, 0, (size_t)(whole - n) * PANEL_ROWS * sizeof(float));
-          __builtin_memset(ds + n * PANEL_ROWS, 0, (size_t)(whole - n) * PANEL_ROWS * sizeof(float));
-        }
-        counts[g] = n;
-        used = most(used, n);
-      }
-      if (used) {
-        const int64_t row = j0 - task.base;
-        add_rows_over_lanes(s, w.weights, counts, used, w.do_rows, task.dv + row * task.dv_stride, task.dv_stride, D);
-        add_rows_over_lanes(s, w.ds, counts, used, w.q_scaled, task.dk + row * task.dk_stride, task.dk_stride, D);
-      }
+  // Puts rows t0 ... t0 + rows - 1 into lanes.
+  void take_rows(int64_t t0, int rows) {
+    s.n = 0;
+    for (int i = 0; i < rows; i++) {
+      if (i + ROWS_AHEAD < rows)
+        for (const TraTensor* x : {&p.q, &p.grad_out, &p.out}) prefetch_rows(p.dtype, *x, batch, head, t0 + i + ROWS_AHEAD, 1, D);
+      take_row(t0 + i);
     }
-    j1 = j0;
+    if (s.n == 0) return;
+    float largest = 0;
+    for (int i = 0; i < s.n; i++) {
+      any_poisoned |= s.poisoned[i] != 0;
+      overflow |= !(s.reach_norm[i] < 1e18f);
+      largest = most(largest, s.reach_norm[i]);
+    }
+    overflow |= !(largest * facts.norm_so_far[most(0, s.last[s.n - 1]) / KEY_BLOCK] < 1e36f);
+    s.pad();
+    transpose_lanes(c, w, q_factor);
+  }
+
+  // Keys j0 ... j1 - 1, in float32 and side by side.
+  BackwardBlock open_block(int j0, int j1) {
+    BackwardBlock block;
+    const int n = block.n = j1 - j0, number = j0 / KEY_BLOCK;
+    block.j0 = j0;
+    block.keys = block_f32(c, p.k, packed.keys, batch, task.key_head, j0, n, w.keys, &block.key_stride);
+    block.values = block_f32(c, p.v, packed.values, batch, task.key_head, j0, n, w.values, &block.value_stride);
+    block.norm = facts.norm[number];
+    block.keys_bad = facts.flags[number] & KEY_NOT_FINITE;
+    block.values_bad = facts.flags[number] & VALUE_NOT_FINITE;
+    block.clean_key_stride = block.key_stride;
+    if (__builtin_expect(block.keys_bad, 0))
+      block.clean_keys = cleaned(block.keys, &block.clean_key_stride, n, D, w.clean);
+    else
+      block.clean_keys = side_by_side(block.keys, &block.clean_key_stride, n, D, w.keys);
+    block.clean_values = block.values;
+    block.clean_value_stride = block.value_stride;
+    if (__builtin_expect(block.values_bad && surrogate, 0))
+      block.clean_values = cleaned(block.values, &block.clean_value_stride, n, D, w.clean_values);
+    block.padded = padding && __builtin_memchr(padding + j0, 0, n);
+    return block;
+  }
+
+  // Weights and dS of one panel's rows against a block, and what they add to dQ. Returns how many of the keys the panel sees.
+  int differentiate_panel(const BackwardBlock& block, int lane0) {
+    const int j0 = block.j0, lanes = least(PANEL_ROWS, s.n - lane0);
+    const int n = least(j0 + block.n, s.last[lane0 + lanes - 1] + 1) - j0;
+    if (n <= 0) return 0;
+    float *weights = w.weights + (int64_t)lane0 * KEY_BLOCK, *ds = w.ds + (int64_t)lane0 * KEY_BLOCK;
+    int leftmost = 0;
+    for (int i = 0; i < lanes; i++) leftmost = most(leftmost, s.first[lane0 + i]);
+    bool kept = score_tile(s, lane0, w.q_rows, w.q_panels + (int64_t)lane0 * D, block.keys, block.key_stride, n, block.norm,
+                           weights, D, p.scale);
+    bool hide = block.padded || j0 + n - 1 > s.last[lane0] || leftmost > j0;
+    if (__builtin_expect(block.keys_bad || overflow, 0)) {
+      if (poison_tile(s, lane0, weights, j0, n, padding)) kept = any_poisoned = true;
+      hide = true;
+    }
+    if (!kept && !surrogate) return 0;
+    if (hide) mask_tile(s, lane0, weights, j0, n, padding);
+    if (__builtin_expect(block.values_bad, 0)) {
+      poison_by_values(s, lane0, weights, block.values, block.value_stride, n, D);
+      any_poisoned = true;
+    }
+    value_tile(w.do_panels + (int64_t)lane0 * D, block.clean_values, block.clean_value_stride, n, ds, D);
+    auto differentiate = c.dropout ? (surrogate ? differentiate_tile<true, true> : differentiate_tile<true, false>)
+                                   : (surrogate ? differentiate_tile<false, true> : differentiate_tile<false, false>);
+    Unknown unknown;
+    if (__builtin_expect(any_poisoned, 0))
+      find_unknown(s, lane0, weights, block.values_bad ? block.values : nullptr, block.value_stride, n, D, surrogate, unknown);
+    differentiate(s, lane0, weights, ds, j0, n, p.dropout_cut, p.dropout_scale, steepness);
+    if (__builtin_expect(any_poisoned, 0)) poison_gradients(s, lane0, weights, ds, n, unknown);
+    add_panel_times_rows(ds, lanes, n, block.clean_keys, block.clean_key_stride, w.dq + (int64_t)lane0 * D, D, D);
+    // The products over lanes take keys in groups: those that this panel does not see weigh nothing.
+    for (float* x : {weights, ds}) __builtin_memset(x + n * PANEL_ROWS, 0, (size_t)(block.n - n) * PANEL_ROWS * sizeof(float));
+    return n;
+  }
+
+  // All panels against keys j0 ... j1 - 1, and what they add to dK and dV.
+  void visit_block(int j0, int j1) {
+    const BackwardBlock block = open_block(j0, j1);
+    int counts[PANELS], used = 0;
+    for (int g = 0; g < s.panels; g++) used = most(used, counts[g] = differentiate_panel(block, g * PANEL_ROWS));
+    if (!used) return;
+    const int64_t row = j0 - task.base;
+    add_rows_over_lanes(s, w.weights, counts, used, w.do_rows, task.dv + row * task.dv_stride, task.dv_stride, D);
+    add_rows_over_lanes(s, w.ds, counts, used, w.q_scaled, task.dk + row * task.dk_stride, task.dk_stride, D);
+  }
+
+  void finish_row(int lane) {
+    const int64_t t = s.row[lane];
+    store_row(p.dtype, p.grad_q.data, offset(p.grad_q, t), D, w.dq + (int64_t)lane * D, (float)p.scale);
+    p.grad_log_decay[flat(t)] = s.grad_decay[lane];
+    if (p.grad_threshold) p.grad_threshold[flat(t)] = s.grad_threshold[lane];
+  }
+
+  // Writes the rows that need no key left of j0, once a panel can be given up for them, and closes the gaps.
+  void retire_rows(int j0) {
+    auto done = [&](int lane) { return j0 <= s.first[lane] || j0 <= 0; };
     int alive = 0;
-    for (int i = 0; i < s.n; i++) alive += !(done[i] = j0 <= s.first[i] || j0 <= 0);
-    if (alive == 0 || (alive + PANEL_ROWS - 1) / PANEL_ROWS < s.panels) {
-      int to = 0;
-      for (int i = 0; i < s.n; i++) {
-        if (done[i]) {
-          int64_t t = s.row[i];
-          store_row(p.dtype, p.grad_q.data, b * p.grad_q.stride_b + h * p.grad_q.stride_h + t * p.grad_q.stride_t, D,
-                    w.dq + (int64_t)i * D, (float)p.scale);
-          p.grad_log_decay[(b * p.query_heads + h) * p.queries + t] = s.grad_decay[i];
-          if (p.grad_threshold) p.grad_threshold[(b * p.query_heads + h) * p.queries + t] = s.grad_threshold[i];
-          continue;
-        }
-        if (to != i) {
-          s.move(to, i);
-          for (float* x : {w.q_rows, w.q_scaled, w.do_rows, w.dq}) copy_row(x + (int64_t)i * D, D, x + (int64_t)to * D);
-        }
-        to++;
+    for (int i = 0; i < s.n; i++) alive += !done(i);
+    if (alive > 0 && (alive + PANEL_ROWS - 1) / PANEL_ROWS == s.panels) return;
+    int to = 0;
+    for (int i = 0; i < s.n; i++) {
+      if (done(i)) {
+        finish_row(i);
+        continue;
       }
-      s.n = to;
-      s.pad();
-      transpose_lanes(c, w, q_factor);
+      if (to != i) {
+        s.move(to, i);
+        for (float* x : {w.q_rows, w.q_scaled, w.do_rows, w.dq}) copy_row(x + (int64_t)i * D, D, x + (int64_t)to * D);
+      }
+      to++;
     }
+    s.n = to;
+    s.pad();
+    transpose_lanes(c, w, q_factor);
+  }
+};
+
+static void backward_rows(const Call& c, BackwardSpace& w, const PackedHead& packed, const BackwardTask& task, int64_t head,
+                          int64_t t0, int rows) {
+  BackwardWalk walk{c, w, packed, task, head};
+  walk.take_rows(t0, rows);
+  for (int j1 = walk.s.n ? walk.s.last[walk.s.n - 1] + 1 : 0; walk.s.n > 0;) {
+    const int j0 = most(0, j1 - 1) / KEY_BLOCK * KEY_BLOCK;
+    if (j1 > 0) walk.visit_block(j0, j1);
+    walk.retire_rows(j0);
+    j1 = j0;
   }
 }
 
@@ -394,30 +438,23 @@ static void split_rows(const Call& c, BackwardTask* tasks, int parts) {
     }
 }
 
-static int backward_blocks(Call& c) {
-  const TraProblem& p = *c.p;
-  const int64_t heads = p.batch * p.key_heads;
-  const int64_t room = heads * most(2, p.threads);
-  BackwardTask* tasks = (BackwardTask*)::calloc(room, sizeof(BackwardTask));
-  if (!tasks) return TRA_OUT_OF_MEMORY;
-  // Whole heads where they keep all threads busy; otherwise runs of rows, whose dK and dV need slabs of their own.
-  int parts = 1;
+// Splits the rows where whole heads would leave threads idle; returns the number of runs of each head.
+static int share_rows(const Call& c, BackwardTask* tasks, int64_t heads) {
+  const int threads = c.p->threads;
   split_rows(c, tasks, 1);
-  if (p.threads > 1 && heads < 8 * p.threads) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < heads; i++) total += tasks[i].work;
-    if (makespan(tasks, heads, p.threads) * p.threads > total + total / 5) {
-      parts = most(2, heads < p.threads ? (int)((p.threads + heads - 1) / heads) : 2);
-      split_rows(c, tasks, parts);
-    }
-  }
-  const int64_t count = heads * parts;
-  const bool whole_heads = parts == 1;
-  if (!allocate_facts(c, whole_heads)) {
-    ::free(tasks);
-    return TRA_OUT_OF_MEMORY;
-  }
-  if (!whole_heads) describe_all_keys(c);
+  if (threads == 1 || heads >= 8 * threads) return 1;
+  int64_t total = 0;
+  for (int64_t i = 0; i < heads; i++) total += tasks[i].work;
+  if (makespan(tasks, heads, threads) * threads <= total + total / 5) return 1;
+  const int parts = most(2, heads < threads ? (int)((threads + heads - 1) / heads) : 2);
+  split_rows(c, tasks, parts);
+  return parts;
+}
+
+// Says where the tasks' dK and dV go: the first of a head writes to the outputs, the others to slabs, which are returned
+// (null: none is needed, or there is no memory, and then *failed is set).
+static float* place_gradients(const Call& c, BackwardTask* tasks, int64_t count, int parts, int* failed) {
+  const TraProblem& p = *c.p;
   size_t slab_floats = 0;
   for (int64_t i = 0; i < count; i++) {
     BackwardTask& t = tasks[i];
@@ -431,9 +468,12 @@ static int backward_blocks(Call& c) {
     if (t.slab) slab_floats += (size_t)t.keys * c.D * 2;
   }
   float* slabs = slab_floats ? (float*)::calloc(slab_floats, sizeof(float)) : nullptr;
-  int failed = slab_floats && !slabs;
+  if (slab_floats && !slabs) {
+    *failed = 1;
+    return nullptr;
+  }
   float* at = slabs;
-  for (int64_t i = 0; i < count && !failed; i++) {
+  for (int64_t i = 0; i < count; i++) {
     BackwardTask& t = tasks[i];
     if (t.slab) {
       t.dk = at;
@@ -447,62 +487,85 @@ static int backward_blocks(Call& c) {
       t.dv_stride = p.grad_v.stride_t;
     }
   }
+  return slabs;
+}
+
+// One task. rows: room for a head's keys, values, dK and dV side by side, or null
+static void backward_task(Call& c, BackwardSpace& w, const BackwardTask& task, PackedHead packed, bool whole_head, float* rows) {
+  const size_t head_floats = (size_t)c.visible * c.D;
+  BackwardTask t = task;
+  if (whole_head) packed = describe_head(c, t.batch, t.key_head, rows);
+  if (rows) {  // the sums too are side by side until they are complete
+    t.dk = rows + head_floats * 2;
+    t.dv = rows + head_floats * 3;
+    t.dk_stride = t.dv_stride = c.D;
+    __builtin_memset(t.dk, 0, head_floats * 2 * sizeof(float));
+  }
+  for (int64_t h = t.key_head * c.group; h < (t.key_head + 1) * c.group; h++)
+    for (int64_t t0 = t.begin; t0 < t.end; t0 += c.rows)
+      backward_rows(c, w, packed, t, h, t0, (int)least<int64_t>(c.rows, t.end - t0));
+  if (rows)
+    for (int64_t j = 0; j < c.visible; j++) {
+      copy_row(t.dk + j * c.D, c.D, task.dk + j * task.dk_stride);
+      copy_row(t.dv + j * c.D, c.D, task.dv + j * task.dv_stride);
+    }
+}
+
+// Adds the slabs to the outputs, in the order of their rows.
+static void add_slabs(const Call& c, const BackwardTask* tasks, int64_t heads, int parts) {
+#pragma omp parallel num_threads(c.p->threads)
+  {
+    DenormalMode flush(true);
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < heads * c.blocks; i++) {
+      const int64_t head = i / c.blocks, j0 = i % c.blocks * KEY_BLOCK, j1 = least<int64_t>(c.visible, j0 + KEY_BLOCK);
+      const BackwardTask& own = tasks[head * parts];
+      for (int part = 1; part < parts; part++) {
+        const BackwardTask& t = tasks[head * parts + part];
+        for (int64_t j = most(j0, t.base); j < least(j1, t.base + t.keys); j++)
+          for (int d = 0; d < c.D; d++) {
+            own.dk[j * own.dk_stride + d] += t.dk[(j - t.base) * c.D + d];
+            own.dv[j * own.dv_stride + d] += t.dv[(j - t.base) * c.D + d];
+          }
+      }
+    }
+  }
+}
+
+static int backward_blocks(Call& c) {
+  const TraProblem& p = *c.p;
+  const int64_t heads = p.batch * p.key_heads;
+  BackwardTask* tasks = (BackwardTask*)::calloc(heads * most(2, p.threads), sizeof(BackwardTask));
+  if (!tasks) return TRA_OUT_OF_MEMORY;
+  const int parts = share_rows(c, tasks, heads);
+  const int64_t count = heads * parts;
+  const bool whole_heads = parts == 1;
+  if (!allocate_facts(c, whole_heads)) {
+    ::free(tasks);
+    return TRA_OUT_OF_MEMORY;
+  }
+  if (!whole_heads) describe_all_keys(c);
+  int failed = 0;
+  float* slabs = place_gradients(c, tasks, count, parts, &failed);
   if (!failed) {
 #pragma omp parallel num_threads(p.threads)
     {
       DenormalMode flush(true);
       BackwardSpace w;
       float* memory = workspace.take(w.place(nullptr, c.D));
-      const size_t head_floats = (size_t)c.visible * c.D;
-      float* rows = whole_heads && c.pack ? packed_rows.take(head_floats * 4) : nullptr;
-      if (!memory || (whole_heads && c.pack && !rows)) {
+      const bool pack = whole_heads && c.pack;
+      float* rows = pack ? packed_rows.take((size_t)c.visible * c.D * 4) : nullptr;
+      if (!memory || (pack && !rows)) {
 #pragma omp atomic write
         failed = 1;
       } else {
         w.place(memory, c.D);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < count; i++) {
-          BackwardTask t = tasks[i];
-          PackedHead packed = packed_head(c, c.packed, i / parts);
-          if (whole_heads) packed = describe_head(c, t.batch, t.key_head, rows);
-          if (rows) {  // the sums too are side by side until they are complete
-            t.dk = rows + head_floats * 2;
-            t.dv = rows + head_floats * 3;
-            t.dk_stride = t.dv_stride = c.D;
-            __builtin_memset(t.dk, 0, head_floats * 2 * sizeof(float));
-          }
-          for (int64_t h = t.key_head * c.group; h < (t.key_head + 1) * c.group; h++)
-            for (int64_t t0 = t.begin; t0 < t.end; t0 += c.rows)
-              backward_rows(c, w, packed, t, h, t0, (int)least<int64_t>(c.rows, t.end - t0));
-          if (rows)
-            for (int64_t j = 0; j < c.visible; j++) {
-              copy_row(t.dk + j * c.D, c.D, tasks[i].dk + j * tasks[i].dk_stride);
-              copy_row(t.dv + j * c.D, c.D, tasks[i].dv + j * tasks[i].dv_stride);
-            }
-        }
+        for (int64_t i = 0; i < count; i++) backward_task(c, w, tasks[i], packed_head(c, c.packed, i / parts), whole_heads, rows);
       }
     }
   }
-  if (!failed && slabs) {
-    const int64_t blocks = c.blocks;
-#pragma omp parallel num_threads(p.threads)
-    {
-      DenormalMode flush(true);
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < heads * blocks; i++) {
-        const int64_t head = i / blocks, j0 = i % blocks * KEY_BLOCK, j1 = least<int64_t>(c.visible, j0 + KEY_BLOCK);
-        const BackwardTask& own = tasks[head * parts];
-        for (int part = 1; part < parts; part++) {
-          const BackwardTask& t = tasks[head * parts + part];
-          for (int64_t j = most(j0, t.base); j < least(j1, t.base + t.keys); j++)
-            for (int d = 0; d < c.D; d++) {
-              own.dk[j * own.dk_stride + d] += t.dk[(j - t.base) * c.D + d];
-              own.dv[j * own.dv_stride + d] += t.dv[(j - t.base) * c.D + d];
-            }
-        }
-      }
-    }
-  }
+  if (!failed && slabs) add_slabs(c, tasks, heads, parts);
   ::free(slabs);
   ::free(tasks);
   free_facts(c);

@@ -402,106 +402,141 @@ static void finish_query(const Call& c, const Query& q, int64_t flat, const Part
   p.reach[flat] = reach <= q.last ? reach : (int32_t)(p.query_start + q.t) + 1;
 }
 
-static int decode(Call& c) {
+// One call of decode: what every thread of it reads.
+struct DecodePlan {
+  int64_t queries, heads;
+  int ranges, parts;  // the rest of a row's keys is cut into so many ranges; with the nearest keys, so many parts
+  bool need_norms;    // neither an index nor a bound: the bound takes one pass over the keys
+  bool alone_first;   // few rows: the caller's thread looks at the nearest keys before any other is woken
+  Query* described;   // [queries]
+  Partial* partials;  // [queries][parts]
+  float* key_norms;   // [heads]
+
+  explicit DecodePlan(const Call& c) {
+    const TraProblem& p = *c.p;
+    queries = p.batch * p.query_heads * p.queries;
+    heads = p.batch * p.key_heads;
+    // Few long rows: each reads its nearest keys, then the rest of those not settled is cut into ranges.
+    const bool share = p.threads > 1 && queries < 2 * p.threads && !p.needs_grad && c.visible > NEAR_KEYS + RANGE_KEYS;
+    const int64_t rest = most<int64_t>(0, c.visible - NEAR_KEYS);
+    ranges = share ? (int)least<int64_t>(most<int64_t>(1, rest / RANGE_KEYS), 4 * p.threads) : 0;
+    parts = 1 + ranges;
+    need_norms = !p.index_block && !p.score_bound && p.tolerance > 0;
+    alone_first = !need_norms && queries <= FIRST_QUERIES;
+  }
+
+  size_t bytes() const { return sizeof(Partial) * queries * parts + sizeof(Query) * queries + sizeof(float) * heads; }
+
+  void place(char* memory) {
+    described = (Query*)memory;  // first: it has the strictest alignment
+    partials = (Partial*)(described + queries);
+    key_norms = (float*)(partials + queries * parts);
+  }
+
+  const float* norms() const { return need_norms ? key_norms : nullptr; }
+};
+
+// The largest norm of a head's keys.
+static float key_norm(const Call& c, int64_t head, float* scratch) {
   const TraProblem& p = *c.p;
-  const int64_t queries = p.batch * p.query_heads * p.queries, heads = p.batch * p.key_heads;
-  // Few long rows: each reads its nearest keys, then the rest of those not settled is cut into ranges.
-  const bool share = p.threads > 1 && queries < 2 * p.threads && !p.needs_grad && c.visible > NEAR_KEYS + RANGE_KEYS;
-  const int64_t rest = most<int64_t>(0, c.visible - NEAR_KEYS);
-  const int ranges = share ? (int)least<int64_t>(most<int64_t>(1, rest / RANGE_KEYS), 4 * p.threads) : 0;
-  const int parts = 1 + ranges;
-  size_t bytes = sizeof(Partial) * queries * parts + sizeof(Query) * queries + sizeof(float) * heads;
-  char* memory = (char*)::malloc(bytes);
-  if (!memory) return TRA_OUT_OF_MEMORY;
-  Query* described = (Query*)memory;  // first: it has the strictest alignment
-  Partial* partials = (Partial*)(described + queries);
-  float* key_norms = (float*)(partials + queries * parts);
-  int failed = 0, unsettled = 1;
-  // Without an index or a bound from the caller, the bound takes one pass over the keys.
-  const bool need_norms = !p.index_block && !p.score_bound && p.tolerance > 0;
-  const bool alone_first = !need_norms && queries <= FIRST_QUERIES;
-  if (alone_first) {
-    DenormalMode flush(true);
-    DecodeSpace* w = (DecodeSpace*)workspace.take(sizeof(DecodeSpace) / sizeof(float));
-    unsettled = 0;
-    if (!w) failed = 1;
-    for (int64_t i = 0; i < queries && !failed; i++) {
-      Query& q = described[i];
-      describe_query(c, i, nullptr, q, *w);
-      Partial& r = partials[i * parts];
-      const int begin = most(0, q.first), end = most(begin, q.last + 1),
-                low = most(begin, (end - FIRST_KEYS) / KEY_BLOCK * KEY_BLOCK);
-      start(r, end, c.D);
-      walk(c, *w, q, low, {0, 0, true}, r);
-      r.settled |= r.reach <= begin;
-      unsettled += !r.settled;
-      for (int range = 1; range < parts; range++) start(partials[i * parts + range], r.reach, c.D);
-      if (r.settled) finish_query(c, q, i, &r, 1);
+  const int64_t b = head / p.key_heads, hk = head % p.key_heads;
+  const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
+  float norm = 0;
+  int64_t stride;
+  for (int64_t j = 0; j < c.visible; j++)
+    if (!padding || padding[j]) norm = most(norm, norm_above(rows_f32(p.dtype, p.k, b, hk, (int)j, 1, c.D, scratch, &stride), c.D));
+  return norm;
+}
+
+// Walks row i over its nearest `keys` keys (all of them: 0), on from where it is if it has begun. True: the row is settled.
+static bool walk_near(const Call& c, DecodeSpace& w, const DecodePlan& plan, int64_t i, int keys, bool begun) {
+  Query& q = plan.described[i];
+  Partial* parts = plan.partials + i * plan.parts;
+  Partial& near = parts[0];
+  describe_query(c, i, plan.norms(), q, w);
+  const int begin = most(0, q.first), end = most(begin, q.last + 1);
+  if (!begun) start(near, end, c.D);
+  walk(c, w, q, keys ? most(begin, (end - keys) / KEY_BLOCK * KEY_BLOCK) : begin, {0, 0, true}, near);
+  near.settled |= near.reach <= begin;
+  for (int range = 1; range < plan.parts; range++) start(parts[range], near.reach, c.D);
+  return near.settled;
+}
+
+// Walks one of the ranges into which the rest of row i is cut.
+static void walk_range(const Call& c, DecodeSpace& w, const DecodePlan& plan, int64_t i, int range) {
+  const Partial& near = plan.partials[i * plan.parts];
+  if (near.settled) return;
+  Query q;
+  describe_query(c, i, plan.norms(), q, w);
+  const int begin = most(0, q.first), end = near.reach;
+  const int64_t blocks = (end - begin + KEY_BLOCK - 1) / KEY_BLOCK;
+  const int high = (int)(end - blocks * range / plan.ranges * KEY_BLOCK);
+  const int low = (int)most<int64_t>(begin, end - blocks * (range + 1) / plan.ranges * KEY_BLOCK);
+  if (low >= high) return;
+  const float weight = near.count > 0 && near.shift < 120.f ? near.sum * __builtin_exp2f(near.shift) : 0.f;
+  Partial& r = plan.partials[i * plan.parts + 1 + range];
+  r.reach = high;
+  walk(c, w, q, low, {near.count, weight, false}, r);
+}
+
+// The nearest keys of all rows in the caller's thread. Returns the rows that need more, -1: no memory.
+static int64_t decode_alone(const Call& c, const DecodePlan& plan) {
+  DenormalMode flush(true);
+  DecodeSpace* w = (DecodeSpace*)workspace.take(sizeof(DecodeSpace) / sizeof(float));
+  if (!w) return -1;
+  int64_t unsettled = 0;
+  for (int64_t i = 0; i < plan.queries; i++) {
+    if (walk_near(c, *w, plan, i, FIRST_KEYS, false))
+      finish_query(c, plan.described[i], i, plan.partials + i * plan.parts, 1);
+    else
+      unsettled++;
+  }
+  return unsettled;
+}
+
+// What one thread does of the rows that are not settled. Every thread of the team calls it.
+static void decode_shared(const Call& c, DecodeSpace& w, const DecodePlan& plan) {
+  if (plan.need_norms) {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t i = 0; i < plan.heads; i++) plan.key_norms[i] = key_norm(c, i, w.row);
+  }
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t i = 0; i < plan.queries; i++) {
+    Partial* parts = plan.partials + i * plan.parts;
+    if (plan.alone_first && parts->settled) continue;
+    if (walk_near(c, w, plan, i, plan.ranges ? NEAR_KEYS : 0, plan.alone_first) || !plan.ranges) {
+      parts->settled = 1;
+      finish_query(c, plan.described[i], i, parts, 1);
     }
   }
-  if (unsettled && !failed) {
-#pragma omp parallel num_threads(p.threads) if (c.visible * queries > 512)
+  if (plan.ranges) {
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t k = 0; k < plan.queries * plan.ranges; k++) walk_range(c, w, plan, k % plan.queries, (int)(k / plan.queries));
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < plan.queries; i++) {
+      const Partial* parts = plan.partials + i * plan.parts;
+      if (!parts->settled) finish_query(c, plan.described[i], i, parts, plan.parts);
+    }
+  }
+}
+
+static int decode(Call& c) {
+  DecodePlan plan(c);
+  char* memory = (char*)::malloc(plan.bytes());
+  if (!memory) return TRA_OUT_OF_MEMORY;
+  plan.place(memory);
+  const int64_t unsettled = plan.alone_first ? decode_alone(c, plan) : plan.queries;
+  int failed = unsettled < 0;
+  if (unsettled > 0) {
+#pragma omp parallel num_threads(c.p->threads) if (c.visible * plan.queries > 512)
     {
       DenormalMode flush(true);
       DecodeSpace* w = (DecodeSpace*)workspace.take(sizeof(DecodeSpace) / sizeof(float));
-      if (!w) {
+      if (w) {
+        decode_shared(c, *w, plan);
+      } else {
 #pragma omp atomic write
         failed = 1;
-      } else {
-        if (need_norms) {
-#pragma omp for schedule(dynamic, 1)
-          for (int64_t i = 0; i < heads; i++) {
-            const uint8_t* padding = p.key_padding ? p.key_padding + i / p.key_heads * p.keys : nullptr;
-            float norm = 0;
-            int64_t stride;
-            for (int64_t j = 0; j < c.visible; j++)
-              if (!padding || padding[j])
-                norm = most(
-                    norm,
-                    norm_above(rows_f32(p.dtype, p.k, i / p.key_heads, i % p.key_heads, (int)j, 1, c.D, w->row, &stride), c.D));
-            key_norms[i] = norm;
-          }
-        }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < queries; i++) {
-          Query& q = described[i];
-          Partial& r = partials[i * parts];
-          if (alone_first && r.settled) continue;
-          describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
-          const int begin = most(0, q.first), end = most(begin, q.last + 1);
-          const int low = share ? most(begin, (end - NEAR_KEYS) / KEY_BLOCK * KEY_BLOCK) : begin;
-          if (!alone_first) start(r, end, c.D);
-          walk(c, *w, q, low, {0, 0, true}, r);
-          r.settled |= r.reach <= begin;
-          for (int range = 1; range < parts; range++) start(partials[i * parts + range], r.reach, c.D);
-          if (r.settled || !ranges) {
-            r.settled = 1;
-            finish_query(c, q, i, &r, 1);
-          }
-        }
-        if (ranges) {
-#pragma omp for schedule(dynamic, 1)
-          for (int64_t k = 0; k < queries * ranges; k++) {
-            const int64_t i = k % queries;
-            const int range = (int)(k / queries);
-            const Partial& near = partials[i * parts];
-            if (near.settled) continue;
-            Query q;
-            describe_query(c, i, need_norms ? key_norms : nullptr, q, *w);
-            const int begin = most(0, q.first), end = near.reach;
-            const int64_t blocks = (end - begin + KEY_BLOCK - 1) / KEY_BLOCK;
-            const int high = (int)(end - blocks * range / ranges * KEY_BLOCK);
-            const int low = (int)most<int64_t>(begin, end - blocks * (range + 1) / ranges * KEY_BLOCK);
-            if (low >= high) continue;
-            const float weight = near.count > 0 && near.shift < 120.f ? near.sum * __builtin_exp2f(near.shift) : 0.f;
-            Partial& r = partials[i * parts + 1 + range];
-            r.reach = high;
-            walk(c, *w, q, low, {near.count, weight, false}, r);
-          }
-#pragma omp for schedule(static)
-          for (int64_t i = 0; i < queries; i++)
-            if (!partials[i * parts].settled) finish_query(c, described[i], i, partials + i * parts, parts);
-        }
       }
     }
   }

@@ -159,9 +159,8 @@ static RowBlock start_rows(const Call& c, ForwardSpace& w, int64_t b, int64_t h,
   const TraProblem& p = *c.p;
   const int D = c.D;
   const int64_t hk = h / c.group;
-  RowBlock r{b, h, hk, c.key_facts(b, hk)};
-  r.padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
-  r.bound = p.score_bound ? p.score_bound[h] * LOG2E : INF;
+  const uint8_t* padding = p.key_padding ? p.key_padding + b * p.keys : nullptr;
+  RowBlock r{b, h, hk, c.key_facts(b, hk), padding, p.score_bound ? p.score_bound[h] * LOG2E : INF, false, false};
   Lanes& s = w.lanes;
   s.n = n;
   bool queries_bad = false;
