@@ -8,8 +8,9 @@ validation text is only read to measure, with one exception: that sliding window
 tokens, within the source's own window. The window's size was chosen on training text.
 
 A first run tuned stage 1 on windows of 512 (docs/upcycle.md has its figures): the hybrid's loss rose above the source's
-with every doubling of the place, although the source reads well there. So stage 1 now takes windows of 4,096, about as
-many tokens for a step as an hour affords. That was decided on places within the source's window.
+with every doubling of the place, although the source reads well there. So stage 1 now takes windows of 2,048, the
+longest at which the layers with a sliding window need no tuning, and stage 2 windows of 4,096. That was decided on
+places within the source's window.
 
 What is compared, all on the same text: the source as it is, with interpolated positions, with NTK scaling, with sliding
 windows and sinks but no TRA, and the hybrid before and after each stage.
@@ -68,7 +69,7 @@ PLANS: dict[str, Plan] = {
         "rope,tra_straight_through", 8, 2, 8, 2, 4, 16, 2, 1e-3, 1e-4, 2, (8, 32, 64), 32, 128, (256, 320), 2, 2
     ),
     "laptop": Plan(
-        _PATTERN, 2048, 4, 4096, 1, 120, 2048, 60, 1e-3, 2e-4, 20, (512, 2048, 8192, 16_384, 32_768), None, 32_768,
+        _PATTERN, 2048, 4, 2048, 2, 100, 4096, 40, 1e-3, 2e-4, 20, (512, 2048, 8192, 16_384, 32_768), None, 32_768,
         (1024, 8192, 16_384), 5, 2,
     ),
 }  # fmt: skip

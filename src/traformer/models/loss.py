@@ -68,13 +68,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # d loss / d logits = softmax - one at the target
             shares.div_(total).scatter_add_(1, target, torch.full_like(total, -1.0))
             gradient = shares.to(hidden.dtype)
-            if grad_hidden is not None:
-                torch.mm(gradient, weight, out=grad_hidden[part])
-            if grad_weight is not None:
-                if grad_weight.dtype == gradient.dtype:
-                    grad_weight.addmm_(gradient.t(), hidden[part])
-                else:
-                    grad_weight += gradient.t() @ hidden[part]
+            add_gradients(gradient, hidden, weight, part, grad_hidden, grad_weight)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(right)
@@ -84,6 +78,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         return *scaled_gradients(ctx, grad_loss), None, None
+
+
+def add_gradients(
+    gradient: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    part: slice,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+) -> None:
+    """Adds what one part of the tokens gives a chunked loss's gradients; `gradient` is that of the part's logits."""
+    if grad_hidden is not None:
+        torch.mm(gradient, weight, out=grad_hidden[part])
+    if grad_weight is not None:
+        if grad_weight.dtype == gradient.dtype:
+            grad_weight.addmm_(gradient.t(), hidden[part])
+        else:
+            grad_weight += gradient.t() @ hidden[part]
 
 
 def scaled_gradients(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, Tensor | None]:

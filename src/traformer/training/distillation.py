@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from traformer.errors import InputError
 from traformer.layers.context import make_context
 from traformer.models.conversion.families import ConvertedForCausalLM
-from traformer.models.loss import chunk_rows, scaled_gradients
+from traformer.models.loss import add_gradients, chunk_rows, scaled_gradients
 from traformer.training.loss import AnswerLoss, answer_states
 
 
@@ -172,10 +172,7 @@ class _LinearDistillation(torch.autograd.Function):
             if share < 1:
                 gradient.scatter_add_(1, target, torch.full_like(target, share - 1, dtype=wide))
             gradient = gradient.to(hidden.dtype)
-            if grad_hidden is not None:
-                torch.mm(gradient, weight, out=grad_hidden[part])
-            if grad_weight is not None:
-                grad_weight += gradient.t() @ hidden[part]
+            add_gradients(gradient, hidden, weight, part, grad_hidden, grad_weight)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.weight_dtype = weight.dtype
         ctx.mark_non_differentiable(right)
