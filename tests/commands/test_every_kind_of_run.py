@@ -57,6 +57,16 @@ def test_generate(kind, runs, tra):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_predict(kind, runs, tra):
+    done = tra("bench", "predict", "--lengths", "32", "--decays", "never", "--devices", "a100", "--run", kind)
+    if kind == "rope":
+        refused(done, "a model without threshold relative attention")
+    else:
+        assert done.status == 0, done.err
+        assert "| never | forward |" in done.out and "| run | forward |" in done.out
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_resume(kind, runs, tra):
     done = tra("train", "--resume", "--out", kind)
     assert done.status == 0, done.err
@@ -72,6 +82,7 @@ def test_resume(kind, runs, tra):
         ["diagnose"],
         ["generate", "--prompt", "w 1"],
         ["bench", "attention", "--lengths", "16", "--run"],
+        ["bench", "predict", "--lengths", "16", "--decays", "never", "--run"],
     ],
     ids=lambda argv: argv[0],
 )

@@ -175,9 +175,17 @@ def test_scores_planted_at_the_threshold(device, dtype):
             q[:, :, i : i + 1], k[:, :, : i + 1], g[:, :, i : i + 1].to(dtype), backend="triton", tolerance=0.0
         )
         assert torch.equal(step.kept, stats.kept[:, :, i : i + 1])
+    v = torch.randn(q.shape, generator=torch.Generator().manual_seed(2)).to(device, dtype)
     if dtype == torch.float32:
-        v = torch.randn(q.shape, generator=torch.Generator().manual_seed(2)).to(device)
         assert_all_close(run((q, k, v, g), "triton"), run((q, k, v, g), "reference"), rtol=2e-4, atol=2e-4)
+    # One row alone has a gradient: dV is not 0 at the keys that it keeps in the backward, and only there.
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, g.to(dtype))]
+    out = threshold_relative_attention(*leaves, backend="triton", tolerance=0.0)
+    for i in (9, 45, 66):
+        alone = torch.zeros_like(out)
+        alone[:, :, i] = 1.0
+        dv = torch.autograd.grad(out, leaves, alone, retain_graph=True)[2]
+        assert torch.equal(dv.abs().amax(-1) > 0, keep[:, :, i])
 
 
 def test_equal_runs_give_equal_bits(device):

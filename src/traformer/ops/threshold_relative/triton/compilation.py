@@ -14,13 +14,14 @@ import json
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from traformer.ops.threshold_relative.triton.configurations import COUNT_BY_TRIANGLE, block_d, configuration
+from traformer.ops.threshold_relative.triton.ptx import count_instructions, tile_instructions
 from traformer.types import JsonObject
 
 # Name: how triton calls it, and the most shared memory one program may have (bytes).
@@ -46,8 +47,10 @@ _FLOATS = (
     "survivor_scale",
 )  # fmt: skip
 OPTIONAL = ("threshold", "exclude_self", "padding", "first_real", "first_key", "seed", "grad_threshold")
-# What a training step of tra_plus uses: own keys excluded by head, a surrogate, thresholds of 0.
+# What a training step of tra_plus uses: own keys excluded by head, a surrogate, thresholds of 0. And all there is.
 PLAIN = frozenset({"exclude_self"})
+EVERYTHING = frozenset({"threshold", "exclude_self", "padding", "first_real", "first_key", "seed"})
+OPTIONS = {"tra_plus": (PLAIN, False), "every option and dropout": (EVERYTHING, True)}
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Compiled:
     registers: int  # per thread
     spills: int  # bytes per thread (NVIDIA), registers (AMD)
     code: str  # PTX, or AMD assembly
+    options: str = "tra_plus"
 
 
 def kernels() -> JsonObject:
@@ -162,45 +166,28 @@ def _amd_registers(assembly: str) -> tuple[int, int]:
     return found["vgpr_count"], found["vgpr_spill_count"]
 
 
-# What the PTX of a kernel is counted by: matrix products, exponentials, memory.
-INSTRUCTIONS = {
-    "mma": r"(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)",
-    "exp2": r"ex2\.approx",
-    "global loads": r"ld\.global",
-    "global stores": r"st\.global",
-    "shared loads": r"(?:ld\.shared|ldmatrix)",
-    "shared stores": r"(?:st\.shared|stmatrix)",
-    "shuffles": r"shfl\.sync",
-    "barriers": r"bar(?:rier)?\.",
-    "fp64": r"(?:fma|mul|add)\.(?:rn\.)?f64",
-}
-
-
-def count_instructions(ptx: str) -> dict[str, int]:
-    """Instructions of a kernel as written: loops are counted once, so of a walk this is what one tile takes at most."""
-    return {
-        name: len(re.findall(rf"^\s+(?:@!?%p\d+ )?{pattern}", ptx, re.MULTILINE))
-        for name, pattern in INSTRUCTIONS.items()
-    }
-
-
 MODULE = "traformer.ops.threshold_relative.triton.compilation"
 KERNELS = ("summary", "forward", "query_gradient", "key_gradient", "decode", "join")
+WALKS = ("forward", "query_gradient", "key_gradient")  # those that go from tile to tile with a weight per score
 HEAD_SIZES = (64, 128, 256)
-COLUMNS = ("kernel", "dtype", "head_size", "architecture", "rows", "keys", "warps", "shared", "registers", "spills")
+IDENTITY = ("kernel", "dtype", "head_size", "architecture", "options")
+COLUMNS = (*IDENTITY, "rows", "keys", "warps", "shared", "registers", "spills", "per_score")
 
 
 def record(compiled: Compiled) -> JsonObject:
     """A row of the table."""
-    row = {name: getattr(compiled, name) for name in COLUMNS}
+    row = {name: getattr(compiled, name) for name in COLUMNS if name != "per_score"}
     if compiled.architecture.startswith("sm_"):
         row["instructions"] = count_instructions(compiled.code)
+        if compiled.kernel in WALKS:
+            row["tile"] = tile = tile_instructions(compiled.code)
+            row["per_score"] = round(tile["all"] * 32 * compiled.warps / (compiled.rows * compiled.keys), 1)
     return row
 
 
 def markdown(rows: list[JsonObject]) -> str:
     lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(str(row[name]) for name in COLUMNS) + " |" for row in rows]
+    lines += ["| " + " | ".join(str(row.get(name, "")) for name in COLUMNS) + " |" for row in rows]
     return "\n".join(lines)
 
 
@@ -210,19 +197,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--kernels", nargs="+", default=list(KERNELS), choices=KERNELS)
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=list(DTYPES))
     parser.add_argument("--head-sizes", nargs="+", type=int, default=list(HEAD_SIZES))
+    parser.add_argument("--options", nargs="+", default=["tra_plus"], choices=list(OPTIONS), help="of the call")
     parser.add_argument("--out", type=Path, help="FILE.json: add the rows to it, and write FILE.md beside it")
     args = parser.parse_args(arguments)
     rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out and args.out.exists() else []
-    for architecture, dtype, size, kernel in itertools.product(
-        args.architectures, args.dtypes, args.head_sizes, args.kernels
+    for options, architecture, dtype, size, kernel in itertools.product(
+        args.options, args.architectures, args.dtypes, args.head_sizes, args.kernels
     ):
-        row = record(compile_kernel(kernel, dtype, size, architecture))
-        print(" ".join(f"{name} {row[name]}" for name in COLUMNS), flush=True)
-        same = [old for old in rows if all(old[name] == row[name] for name in COLUMNS[:4])]
+        present, dropout = OPTIONS[options]
+        row = record(
+            replace(compile_kernel(kernel, dtype, size, architecture, present, dropout=dropout), options=options)
+        )
+        print(" ".join(f"{name} {row.get(name)}" for name in COLUMNS), flush=True)
+        same = [old for old in rows if all(old[name] == row[name] for name in IDENTITY)]
         rows = [old for old in rows if old not in same] + [row]
         if args.out:
-            order = {name: at for at, name in enumerate((*ARCHITECTURES, *DTYPES, *KERNELS))}
-            rows.sort(key=lambda r: (order[r["architecture"]], order[r["dtype"]], r["head_size"], order[r["kernel"]]))
+            order = {name: at for at, name in enumerate((*OPTIONS, *ARCHITECTURES, *DTYPES, *KERNELS))}
+            named = ("options", "architecture", "dtype", "head_size", "kernel")
+            rows.sort(key=lambda row: [order.get(row[name], row[name]) for name in named])
             about = {"triton": version("triton"), "command": f"python -m {MODULE} --out {args.out}"}
             lines = ",\n".join(json.dumps(row) for row in rows)
             args.out.write_text(f'{{"about": {json.dumps(about)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
