@@ -65,6 +65,7 @@ class Setting:
     config: RunConfig
     lengths: str
     metric: str = "exact_match"
+    stride: int | None = None  # of text, see Cell
 
 
 @dataclass(frozen=True)
@@ -309,7 +310,7 @@ class Protocol:
     def table_cells(self, setting: str, arm: Arm, rate: float) -> list[Cell]:
         return [
             Cell(f"{setting}-{arm.name}-seed{seed}", self._config(setting, arm, rate, seed),
-                 self.settings[setting].lengths, self.examples)
+                 self.settings[setting].lengths, self.examples, self.settings[setting].stride)
             for seed in self.seeds
         ]  # fmt: skip
 

@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -28,12 +29,8 @@ def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> No
     out, folder = Path(out), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     counts = [("setting", "arm", "split", "length", "seed", "right", "examples", "chance")]
-    rates = [("setting", "arm", "rate", "loss", "chosen")]
     for setting, wave in protocol.waves:
         for arm in wave:
-            search = protocol.search(out, setting, arm)
-            for rate, loss in sorted(search.losses.items()):
-                rates.append((setting, arm.name, f"{rate:g}", f"{loss:.6g}", "yes" if rate == search.rate else ""))
             for seed in protocol.seeds:
                 for row in protocol.rows(out, setting, arm, seed):
                     right = round((row.value or 0.0) * protocol.examples)
@@ -41,10 +38,25 @@ def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> No
                     counts.append((setting, arm.name, row.split, str(row.length), str(seed), str(right),
                                    str(protocol.examples), chance))  # fmt: skip
     verdicts = protocol.verdicts(out)
-    write_atomically(folder / "cells.csv", _csv(counts))
-    write_atomically(folder / "rates.csv", _csv(rates))
-    write_atomically(folder / "verdicts.json", json.dumps([asdict(v) for v in verdicts], indent=1) + "\n")
+    write_atomically(folder / "cells.csv", csv_text(counts))
     write_atomically(folder / "table.md", markdown_table(protocol, protocol.table(out)))
+    write_rates(protocol, out, folder)
+    write_verdicts(verdicts, folder)
+
+
+def write_rates(protocol: Protocol, out: Path, folder: Path) -> None:
+    """Every rate that was tried, with its loss at the end of training."""
+    rates = [("setting", "arm", "rate", "loss", "chosen")]
+    for setting, wave in protocol.waves:
+        for arm in wave:
+            search = protocol.search(out, setting, arm)
+            for rate, loss in sorted(search.losses.items()):
+                rates.append((setting, arm.name, f"{rate:g}", f"{loss:.6g}", "yes" if rate == search.rate else ""))
+    write_atomically(folder / "rates.csv", csv_text(rates))
+
+
+def write_verdicts(verdicts: Sequence[Verdict], folder: Path) -> None:
+    write_atomically(folder / "verdicts.json", json.dumps([asdict(v) for v in verdicts], indent=1) + "\n")
     write_atomically(folder / "verdicts.md", markdown_verdicts(verdicts))
 
 
@@ -99,13 +111,13 @@ def _share(counts: object) -> str:
     return f"{mean:.0f} %" if f"{worst:.0f}" == f"{best:.0f}" else f"{mean:.0f} % ({worst:.0f}–{best:.0f})"
 
 
-def markdown_verdicts(verdicts: list[Verdict]) -> str:
+def markdown_verdicts(verdicts: Sequence[Verdict]) -> str:
     lines = ["| | hypothesis | verdict | numbers |", "|---|---|---|---|"]
     lines += [f"| {v.name} | {v.claim} | **{v.outcome}** | {v.numbers} |" for v in verdicts]
     return "\n".join(lines) + "\n"
 
 
-def _csv(rows: Sequence[Sequence[str]]) -> str:
+def csv_text(rows: Sequence[Sequence[str]]) -> str:
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
@@ -123,7 +135,8 @@ def main(argv: list[str]) -> int:
             raise TraformerError(
                 f"experiment {argv[0]} has no PROTOCOL; summaries are for experiments that declare one"
             )
-        write_summary(module.PROTOCOL, argv[1], argv[2])
+        # An experiment whose numbers are no counts of right answers writes its own files.
+        getattr(module, "write_summary", partial(write_summary, module.PROTOCOL))(Path(argv[1]), Path(argv[2]))
         if len(argv) == 4:
             fill_page(argv[3], argv[0], argv[2])
     except TraformerError as error:

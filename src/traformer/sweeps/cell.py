@@ -35,18 +35,31 @@ class Cell:
     config: RunConfig
     lengths: str | None = None  # as `tra eval --lengths` takes them; None: the task's own
     examples: int = 256
+    stride: int | None = None  # of text: the trained window is also read in windows that move on by this
 
     def to_dict(self) -> JsonObject:
-        return {"name": self.name, "config": self.config.to_dict(), "lengths": self.lengths, "examples": self.examples}
+        return {"name": self.name, "config": self.config.to_dict(), **self.measured()}
+
+    def measured(self) -> JsonObject:
+        """How it is measured; without a stride, as in files from before there was one."""
+        strided = {} if self.stride is None else {"stride": self.stride}
+        return {"lengths": self.lengths, "examples": self.examples, **strided}
 
     @classmethod
     def from_dict(cls, values: JsonObject) -> Cell:
         config = RunConfig.from_dict(values["config"], f"cell {values['name']}")
-        return cls(values["name"], config, values["lengths"], values["examples"])
+        return cls(values["name"], config, values["lengths"], values["examples"], values.get("stride"))
+
+    @property
+    def trained_window(self) -> str:
+        return str(self.config.task_options["length"])
 
     def commands(self, folder: str | Path) -> list[str]:
         """What a person types to make the same numbers by hand."""
-        return [train_command(self.config, folder), eval_command(folder, self.lengths, self.examples)]
+        commands = [train_command(self.config, folder), eval_command(folder, self.lengths, self.examples)]
+        if self.stride is not None:
+            commands.append(f"{eval_command(folder, self.trained_window, self.examples)} --stride {self.stride}")
+        return commands
 
 
 def check_names(cells: Sequence[Cell]) -> None:
@@ -84,8 +97,11 @@ def is_done(cell: Cell, folder: RunFolder) -> bool:
         for one in folder.results.read()
         if (one.study, one.step, one.examples) == ("eval", cell.config.steps, cell.examples)
     }
-    splits = build_task(cell.config.task, cell.config.task_options).test_splits(cell.lengths)
-    return all((split.name, split.length) in measured for split in splits)
+    task = build_task(cell.config.task, cell.config.task_options)
+    wanted = [(split.name, split.length) for split in task.test_splits(cell.lengths)]
+    if cell.stride is not None:
+        wanted += [(f"{name} stride {cell.stride}", cell.trained_window) for name in {name for name, _ in wanted}]
+    return all(one in measured for one in wanted)
 
 
 def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurement]:
@@ -106,7 +122,11 @@ def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurem
     else:
         train(cell.config, path, quiet=quiet)
     set_threads(cell.config.threads)
-    return evaluate_run(path, cell.lengths, cell.examples, device=cell.config.device)
+    found = evaluate_run(path, cell.lengths, cell.examples, device=cell.config.device)
+    if cell.stride is not None:
+        window, device = cell.trained_window, cell.config.device
+        found += evaluate_run(path, window, cell.examples, device=device, stride=cell.stride)
+    return found
 
 
 def train_command(config: RunConfig, folder: str | Path) -> str:

@@ -31,7 +31,7 @@ def settings_of(cell: Cell) -> JsonObject:
     usual = RunConfig().to_dict()
     values = {name: value for name, value in cell.config.to_dict().items() if value != usual[name]}
     values["task_options"] = {name: value for name, value in cell.config.task_options.items() if name not in PLACES}
-    return {"config": values, "lengths": cell.lengths, "examples": cell.examples}
+    return {"config": values, **cell.measured()}
 
 
 def record_of(cell: Cell, folder: RunFolder) -> Record:

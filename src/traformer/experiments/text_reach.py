@@ -1,0 +1,208 @@
+"""Text trained at a window of 512 tokens and read to 16,384: is context beyond the trained window used?
+
+Loss falls with a longer window even for a model that uses none of it, since fewer tokens are near a window's start. So
+every model is read twice on the same tokens: in windows of 16,384, and in windows of 512 that move on by 64, where
+every token but the first few has 448 to 511 tokens before it. What the long window gains over that is context beyond
+the trained one. RoPE, which fails beyond it, is judged by its sliding windows.
+
+Four layers of 128, a BPE of 1,024 entries, 1,000 steps of 8 windows; 262,144 tokens of validation text. The text is the
+built-in one, or the folder that $TRAFORMER_TEXT names. Rates are searched as `protocol.py` says.
+
+    tra sweep text_reach --out runs/text_reach --records results/text_reach/records.jsonl
+    tra report runs/text_reach --experiment text_reach
+    python -m traformer.experiments.summary text_reach runs/text_reach results/text_reach docs/evidence.md
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from traformer.experiments.configs import TEXT_SMALL
+from traformer.experiments.protocol import (
+    DRAWS,
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    Arm,
+    Protocol,
+    Setting,
+    Verdict,
+    arms,
+    together,
+)
+from traformer.experiments.summary import csv_text, write_rates, write_verdicts
+from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import Measurement
+from traformer.storage import write_atomically
+
+TITLE = "Text: trained at a window of 512, read to 16,384"
+
+WINDOW, LONGEST, STRIDE = 512, 16_384, 64
+SETTING = "text"
+TEXT = TEXT_SMALL.replace(
+    task_options={
+        "data": [os.environ.get("TRAFORMER_TEXT", TEXT_SMALL.task_options["data"][0])], "tokenizer": "bpe:1024",
+        "length": WINDOW,
+    },
+    steps=1000, batch_size=8, threads=1,
+)  # fmt: skip
+MAIN = arms("tra_plus")
+USUAL = arms("rope")
+PEERS = arms("fot", "alibi", "tra", "stick_breaking")
+
+PROTOCOL = Protocol(
+    settings={SETTING: Setting(SETTING, TEXT, f"{WINDOW},2048,{LONGEST}", "perplexity", STRIDE)},
+    waves=((SETTING, MAIN), (SETTING, USUAL), (SETTING, PEERS)),
+    hypotheses=(),  # of losses, below
+    rates=(7.5e-4, 1.5e-3, 3e-3, 6e-3),
+    examples=32,
+    search_examples=4,
+)
+cells, next_cells = PROTOCOL.cells, PROTOCOL.next_cells
+
+Reading = tuple[str, int]  # split and window
+LONG: Reading = ("validation", LONGEST)
+SLIDING: Reading = (f"validation stride {STRIDE}", WINDOW)
+SHORT: Reading = ("validation", WINDOW)
+READINGS = {SHORT: "windows of 512", SLIDING: "sliding windows of 512", LONG: "windows of 16,384"}
+
+
+@dataclass(frozen=True)
+class LowerLoss:
+    """One arm in one reading has a lower loss than each rival in its own, on the same text: mean over seeds."""
+
+    name: str
+    claim: str
+    arm: str
+    reading: Reading
+    rivals: tuple[tuple[str, Reading], ...]
+
+    def judge(self, losses: Losses, seeds: int) -> Verdict:
+        outcomes, numbers = [], []
+        own = losses.get((self.arm, self.reading), {})
+        for rival, reading in self.rivals:
+            other = losses.get((rival, reading), {})
+            missing = [f"{arm} ({len(found)} of {seeds} seeds)" for arm, found in ((self.arm, own), (rival, other))
+                       if len(found) < seeds]  # fmt: skip
+            if missing:
+                outcomes.append(UNDECIDED)
+                numbers.append("not measured yet: " + ", ".join(dict.fromkeys(missing)))
+                continue
+            low, high = difference(own, other, paired=rival == self.arm)
+            outcomes.append(HOLDS if high < 0 else FAILS if low > 0 else UNDECIDED)
+            mean, theirs = (sum(one.values()) / len(one) for one in (own, other))
+            numbers.append(
+                f"{mean:.4f} less {theirs:.4f} of {rival} in {READINGS[reading]} is {mean - theirs:+.4f} nats "
+                f"({low:+.4f} to {high:+.4f})"
+            )
+        return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers))
+
+
+Losses = dict[tuple[str, Reading], dict[int, float]]  # nats per token by seed
+
+HYPOTHESES = (
+    LowerLoss("C1", "tra_plus uses context beyond its trained window: 16,384 against its own sliding windows",
+              "tra_plus", LONG, (("tra_plus", SLIDING),)),
+    LowerLoss("C2", "tra_plus in windows of 16,384 is below RoPE in sliding windows", "tra_plus", LONG,
+              (("rope", SLIDING),)),
+    LowerLoss("C3", "tra_plus in windows of 16,384 is below every other method in the same windows", "tra_plus", LONG,
+              tuple((arm.name, LONG) for arm in PEERS)),
+)  # fmt: skip
+
+
+def difference(first: dict[int, float], second: dict[int, float], paired: bool) -> tuple[float, float]:
+    """95 % interval of the first mean less the second, over seeds drawn anew; paired: the same seeds on both sides."""
+    generator = np.random.default_rng(0)
+    a, b = (np.array([one[seed] for seed in sorted(one)]) for one in (first, second))
+    of_a = generator.integers(len(a), size=(DRAWS, len(a)))
+    of_b = of_a if paired else generator.integers(len(b), size=(DRAWS, len(b)))
+    low, high = np.quantile(a[of_a].mean(axis=1) - b[of_b].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def measured(out: Path) -> Iterator[tuple[Arm, int, Measurement]]:
+    for _, wave in PROTOCOL.waves:
+        for arm in wave:
+            for seed in PROTOCOL.seeds:
+                folder = RunFolder(out / f"{SETTING}-{arm.name}-seed{seed}")
+                for one in folder.results.read() if folder.is_run() else []:
+                    if (one.study, one.examples) == ("eval", PROTOCOL.examples):
+                        yield arm, seed, one
+
+
+def losses(out: Path) -> Losses:
+    found: Losses = {}
+    for arm, seed, one in measured(out):
+        if one.metric == "perplexity" and one.value is not None:
+            found.setdefault((arm.name, (one.split, int(one.length))), {})[seed] = math.log(one.value)
+    return found
+
+
+def verdicts(out: str | Path) -> list[Verdict]:
+    found = losses(Path(out))
+    return [hypothesis.judge(found, len(PROTOCOL.seeds)) for hypothesis in HYPOTHESES]
+
+
+# The small files that the page shows ------------------------------------------------------------------------------
+
+
+def write_summary(out: Path, folder: Path) -> None:
+    """losses.csv, places.csv, rates.csv, table.md, verdicts, and places.svg: loss by place, one line per method."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = losses(out)
+    rows = [("arm", "split", "window", "seed", "nats")]
+    for (arm, (split, window)), by_seed in found.items():
+        rows += [(arm, split, str(window), str(seed), f"{loss:.6f}") for seed, loss in sorted(by_seed.items())]
+    places = [("arm", "seed", "place", "to", "nats")]
+    for arm_of, seed, one in measured(out):
+        if one.metric == "loss_by_place" and (one.split, int(one.length)) == LONG and one.value is not None:
+            places.append((arm_of.name, str(seed), str(one.at["place"]), str(one.at["to"]), f"{one.value:.6f}"))
+    write_atomically(folder / "losses.csv", csv_text(rows))
+    write_atomically(folder / "places.csv", csv_text(places))
+    write_atomically(folder / "table.md", table(found))
+    write_rates(PROTOCOL, out, folder)
+    write_verdicts(verdicts(out), folder)
+    if len(places) > 1:
+        write_atomically(folder / "places.svg", picture(places[1:]))
+
+
+def table(found: Losses) -> str:
+    """A line for each method: mean loss (lowest to highest seed) in each reading."""
+    if not found:
+        return "Nothing has been measured yet.\n"
+    lines = [f"| nats per token | {' | '.join(READINGS.values())} | seeds |", "|---" * (len(READINGS) + 2) + "|"]
+    for name in dict.fromkeys(arm for arm, _ in found):
+        each = [sorted(found.get((name, reading), {}).values()) for reading in READINGS]
+        shown = [f"{sum(one) / len(one):.3f} ({one[0]:.3f}–{one[-1]:.3f})" if one else "" for one in each]
+        lines.append(f"| `{name}` | {' | '.join(shown)} | {max(map(len, each))} |")
+    return "\n".join(lines) + "\n"
+
+
+def picture(places: Sequence[Sequence[str]]) -> str:
+    """Loss by place in the longest window, the trained window marked; from the trained window's quarter on."""
+    from traformer.methods import label_of
+    from traformer.reports.figures import Figure, Point, Series, labels_of
+    from traformer.reports.svg import figure_svg, standalone
+    from traformer.runs.metrics import METRICS
+
+    found: dict[str, dict[tuple[int, int], list[float]]] = {}
+    for arm, _, first, last, loss in places:
+        if int(first) >= WINDOW // 4:
+            found.setdefault(arm, {}).setdefault((int(first), int(last)), []).append(float(loss))
+    series = [
+        Series(label_of(arm), arm, [
+            Point(float(last + 1), f"{first:,}-{last:,}", sum(same) / len(same), min(same), max(same), len(same), PROTOCOL.examples)
+            for (first, last), same in sorted(by_place.items())
+        ])
+        for arm, by_place in found.items()
+    ]  # fmt: skip
+    figure = Figure(METRICS["loss_by_place"], SETTING, "validation", "text", WINDOW, float(WINDOW),
+                    "place in the window (the end of each range), log scale", series)  # fmt: skip
+    styles = {label: number for number, label in enumerate(labels_of([figure]))}
+    return standalone(figure_svg(figure, styles))
