@@ -61,6 +61,18 @@ def test_every_step_works_and_nothing_is_done_twice(places, capsys):
     assert (out / "results.json").read_bytes() == kept
 
 
+def test_another_pattern_needs_another_folder(places, tmp_path, capsys):
+    here = {**places, "out": tmp_path / "out"}
+    pure = command(here, "--attention", "tra_straight_through", "--arms", "hybrid_layers", "--no-tuning")
+    assert main(pure) == 0
+    config = AutoModelForCausalLM.from_pretrained(here["out"] / "hybrid").config
+    assert set(config.attention) == {"tra_variant"} or config.attention == "tra_variant"
+    capsys.readouterr()
+    assert main(command(here, "--no-tuning")) != 0
+    error = capsys.readouterr().err
+    assert "holds the experiment with --attention tra_straight_through; give --out another folder" in error
+
+
 def test_one_arm_and_no_tuning(places, tmp_path):
     here = {**places, "out": tmp_path / "out"}
     assert main(command(here, "--arms", "source,hybrid", "--no-tuning")) == 0

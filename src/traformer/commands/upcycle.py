@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--data", metavar="DIR", help="text with a training and a validation split, such as wikitext-103"
     )
+    group.add_argument(
+        "--attention", metavar="NAME[,NAME...]",
+        help="pattern over the layers in place of the declared one, such as tra_straight_through for all of them",
+    )  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch (default: torch's own choice)")
     group.add_argument("--arms", metavar="NAME[,NAME...]", help="measure these arms only (default: all)")
     group.add_argument("--no-tuning", action="store_true", help="only measure, with what tuning has left so far")
@@ -52,7 +57,9 @@ def main(args: argparse.Namespace) -> int:
 
     set_threads(args.threads)
     out = Path(args.out or f"runs/reproduce-{args.scale}/{NAME}")
-    work = Upcycle(PLANS[args.scale], out, args.model, args.data, args.threads, say)
+    plan = PLANS[args.scale]
+    plan = replace(plan, attention=args.attention) if args.attention else plan
+    work = Upcycle(plan, out, args.model, args.data, args.threads, say)
     prepare(work)
     if not args.no_tuning:
         tune(work)

@@ -197,7 +197,8 @@ def picture(places: Sequence[Sequence[str]]) -> str:
             found.setdefault(arm, {}).setdefault((int(first), int(last)), []).append(float(loss))
     series = [
         Series(label_of(arm), arm, [
-            Point(float(last + 1), f"{first:,}-{last:,}", sum(same) / len(same), min(same), max(same), len(same), PROTOCOL.examples)
+            Point(float(last + 1), f"{first:,}-{last:,}", sum(same) / len(same), min(same), max(same), len(same),
+                  PROTOCOL.examples)
             for (first, last), same in sorted(by_place.items())
         ])
         for arm, by_place in found.items()

@@ -24,6 +24,7 @@ from traformer.runs.checkpoint import all_checkpoints
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Job, Measurement, Request, ResultStore, measure_missing
+from traformer.storage import make_folder, write_atomically
 from traformer.tasks.text import Text
 from traformer.training.loop import train
 
@@ -65,6 +66,7 @@ class Upcycle:
 
 def prepare(work: Upcycle) -> None:
     """The source's plain copy and the hybrid, untuned."""
+    _keep_pattern(work)
     if not (work.source / "tokenizer.json").is_file():
         work.say(f"loading {work.model}")
         model, tokenizer = load_source(work.model)
@@ -73,12 +75,32 @@ def prepare(work: Upcycle) -> None:
         _save(plain(model), tokenizer, work.source)
     if not (work.hybrid / "tokenizer.json").is_file():
         model, tokenizer = load_source(str(work.source))
-        window = {"sliding_window": work.plan.window, "sinks": work.plan.sinks}
-        hybrid = convert(
-            model, work.plan.attention, copy=False, rope=window, tra_straight_through={"temperature": True}
-        )
+        options: dict[str, Any] = {
+            "rope": {"sliding_window": work.plan.window, "sinks": work.plan.sinks},
+            "tra_straight_through": {"temperature": True},
+        }
+        names = set(work.plan.attention.split(","))
+        options = {name: own for name, own in options.items() if name in names}
+        if len(names) == 1:  # then options are not given by name
+            options = options.get(work.plan.attention, {})
+        hybrid = convert(model, work.plan.attention, copy=False, **options)
         _save(hybrid, tokenizer, work.hybrid)
         work.say(f"{work.hybrid}: attention {work.plan.attention}, not tuned yet")
+
+
+def _keep_pattern(work: Upcycle) -> None:
+    """The folder belongs to one pattern: what another has left in it must not be measured as this one's."""
+    file = work.out / "attention.txt"
+    if file.is_file():
+        before = file.read_text(encoding="utf-8").strip()
+        if before != work.plan.attention:
+            raise InputError(
+                f"{work.out} holds the experiment with --attention {before}; give --out another folder for "
+                f"{work.plan.attention}"
+            )
+        return
+    make_folder(work.out)
+    write_atomically(file, work.plan.attention + "\n")
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
