@@ -179,6 +179,7 @@ def test_commands_repeat_the_run(sweep):
     runs = collect([sweep])
     write_report(runs, sweep)
     markdown = (sweep / "report.md").read_text()
+    assert "tokens. Chance: always the same bit." in markdown
     command = next(line for line in markdown.splitlines() if line.startswith("tra train") and "rope" in line)
     parser = argparse.ArgumentParser()
     train_command.add_arguments(parser)

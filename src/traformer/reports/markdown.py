@@ -49,7 +49,8 @@ def markdown(
     for (section, task, train_length), by_metric in groups(figures).items():
         lines += ["", f"## {quote(heading(section, task))}", ""]
         if section != "training":
-            lines += [f"Trained to {train_length:,} {unit_of(task)}.{quote(guess_text(section, task))}", ""]
+            guess = quote(guess_text(section, task))  # which drops the space before it
+            lines += [f"Trained to {train_length:,} {unit_of(task)}. {guess}".rstrip(), ""]
         for members in by_metric.values():
             shown = [names[id(figure)] for figure in members if figure.headline and names[id(figure)]]
             lines += [f"![{quote(figure_title)}](figures/{name}.png)" for figure_title, name in _images(members, names)]
