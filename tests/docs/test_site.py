@@ -63,6 +63,7 @@ def test_every_method_has_an_entry_with_its_source_and_what_was_measured() -> No
         assert ("| results |" in entry) != ("No committed result" in entry)
 
 
+@pytest.mark.slow
 def test_a_dead_link_stops_it(checkout: Path) -> None:
     with open(checkout / "docs" / "kernel.md", "a", encoding="utf-8") as page:
         page.write("\nSee [nothing](nowhere.md).\n")

@@ -74,7 +74,8 @@ print((status("VmHWM") - before) / (batch * memory_need(config, length, training
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc, which shows the most memory ever held")
 @pytest.mark.parametrize(
-    ("attention", "length", "batch"), [("cope", 256, 16), ("cope", 1024, 2), ("tra_distance_only", 512, 4)]
+    ("attention", "length", "batch"),
+    [("cope", 256, 16), pytest.param("cope", 1024, 2, marks=pytest.mark.slow), ("tra_distance_only", 512, 4)],
 )
 def test_training_needs_what_was_estimated(attention, length, batch):
     """Not more than a tenth above it, and not less than a third of it."""

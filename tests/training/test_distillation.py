@@ -265,8 +265,15 @@ def test_low_rank_runs_need_their_start_to_resume_and_say_so(folders, tmp_path):
     load_run(tmp_path / "run")  # while what it has learned needs nothing
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-@pytest.mark.parametrize("objective", ["layers", "logits"])
+@pytest.mark.parametrize(
+    "objective,kind",
+    [
+        ("layers", "ddp"),
+        ("logits", "fsdp"),
+        pytest.param("layers", "fsdp", marks=pytest.mark.slow),
+        pytest.param("logits", "ddp", marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_are_one_to_rounding(kind, objective, folders, tmp_path):
     config = config_of(folders, objective=objective)
     train(config, tmp_path / "one", quiet=True)
