@@ -134,7 +134,14 @@ def weights_nope(n, h, i):
 
 
 def weights_rope(n, h, i):
-    return softmax_of(n, h, i, turned_score)
+    """A sink that has left the window is met as if the query were where the last of them left it."""
+    window, sinks = n.layer.option["sliding_window"], n.layer.option.get("sinks", 0)
+
+    def score(n, h, i, j):
+        place = min(i, window + sinks - 1) if j < sinks else i
+        return rotated(n.q[h][i], place) @ rotated(n.k[h][j], j) / math.sqrt(D)
+
+    return softmax_of(n, h, i, score)
 
 
 def weights_alibi(n, h, i):

@@ -76,6 +76,19 @@ class AttentionContext:
         queries = keys.index_select(1, torch.arange(length, device=device) + self.query_start)
         return queries[:, :, None] - keys[:, None, :]
 
+    def places(self, length: int, device: torch.device) -> Tensor:
+        """[B or 1, T]: how many real tokens of its own sequence are before each new one."""
+        queries = torch.arange(length, device=device) + self.query_start
+        if self.cu_seqlens is not None:
+            return (queries - self.cu_seqlens[torch.searchsorted(self.cu_seqlens, queries, right=True) - 1])[None]
+        if self.key_padding_mask is not None:
+            return self.key_padding_mask.long().cumsum(-1).index_select(1, queries) - 1
+        return queries[None]
+
+    def ends_before(self, place: int, length: int) -> bool:
+        """Whether no new token can be at `place` or after it, as far as that is known without reading values."""
+        return not isinstance(self.query_start, Tensor) and self.query_start + length <= place
+
     def is_plain_causal(self, length: int) -> bool:
         """Nothing but the causal order restricts what a token sees, and the key axis is the new tokens alone."""
         return (
@@ -103,11 +116,12 @@ class AttentionContext:
             allowed = allowed & self.key_padding_mask[:, None, None, :]
         if window is not None:
             near = (self.distances(length, device) < window).unsqueeze(1)
-            allowed = allowed & (near | self._first_keys(sinks, keys) if sinks else near)
+            allowed = allowed & (near | self.first_keys(sinks, key_length, device) if sinks else near)
         return allowed
 
-    def _first_keys(self, count: int, keys: Tensor) -> Tensor:
+    def first_keys(self, count: int, key_length: int, device: torch.device) -> Tensor:
         """[B or 1, 1, 1, Tk] bool, True = one of the first `count` real keys of its sequence."""
+        keys = torch.arange(key_length, device=device)
         if self.cu_seqlens is not None:
             segment = torch.searchsorted(self.cu_seqlens, keys, right=True)
             return (keys - self.cu_seqlens[segment - 1] < count)[None, None, None]

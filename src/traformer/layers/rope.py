@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from traformer.errors import InputError
@@ -23,7 +25,8 @@ class RotaryAttention(SoftmaxAttentionLayer):
 
     With a sliding window, `sinks` keeps the first keys of the sequence in sight: trained softmax attention rests on
     them where nothing else fits, and breaks without them (Xiao et al. 2023, "Efficient Streaming Language Models with
-    Attention Sinks").
+    Attention Sinks"). As there, a sink never seems farther away than where it left the window: from then on the query
+    meets it as if at place window + sinks - 1, so that no distance grows with the length.
     """
 
     name = "rope"
@@ -60,3 +63,18 @@ class RotaryAttention(SoftmaxAttentionLayer):
     def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         tables = self.tables(context)
         return apply_rope(q, tables).to(q.dtype), apply_rope(k, tables).to(k.dtype)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, hidden_states: Tensor, context: AttentionContext
+    ) -> tuple[Tensor, Tensor | None]:
+        if not self.sinks or self.window is None or context.ends_before(self.window + self.sinks, q.shape[2]):
+            return super().attend(q, k, v, hidden_states, context)
+        # Twice the channels: the query as it is against the keys that are no sinks, and turned back against the sinks.
+        places = context.places(q.shape[2], q.device)
+        beyond = (places - (self.window + self.sinks - 1)).clamp(min=0)  # [B or 1, T]
+        turned = apply_rope(q, rope_tables(-beyond, self.head_dim, self.option["theta"], q.dtype)).to(q.dtype)
+        is_sink = context.first_keys(self.sinks, k.shape[2], q.device).transpose(-1, -2)  # [B or 1, 1, Tk, 1]
+        keys = torch.cat((k.masked_fill(is_sink, 0.0), k.masked_fill(~is_sink, 0.0)), dim=-1)
+        values = F.pad(v, (0, self.head_dim))
+        out, weights = self.softmax_attention(torch.cat((q, turned), dim=-1), keys, values, context, self.scale)
+        return out[..., : self.head_dim], weights
