@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from traformer.experiments.upcycle import ARMS
 from traformer.reports.overview import pictures
 from traformer.reports.svg import standalone
 
@@ -169,28 +169,23 @@ def test_the_readme_shows_the_headline():
     assert "(results/what_works/headline.svg)" in first_screen and "make demo" in first_screen
 
 
-def test_the_tables_of_upcycle_are_those_of_its_results():
-    """Every table and verdict that was written beside the measurements is on the page, line by line."""
-    page = (ROOT / "docs/upcycle.md").read_text(encoding="utf-8").splitlines()
-    written = (RESULTS / "upcycle/table.md").read_text(encoding="utf-8").splitlines()
-    lines = [line for line in written if line.startswith(("|", "- **"))]
-    assert lines and [line for line in lines if line not in page] == []
-    rows = json.loads((RESULTS / "upcycle/results.json").read_text(encoding="utf-8"))
-    shown = "\n".join(written)
-    for row in rows:
-        if row["metric"] == "perplexity":
-            assert f" {row['value']:.2f} |" in shown, row
-    text = " ".join(page)
-    for places, excess in ((8192, "16 % above"), (2048, "9 % over the first 2,048")):
-        ours, theirs = (_mean_loss(rows, arm, places) for arm in ("hybrid_layers", "source"))
-        assert f"{100 * (math.exp(ours - theirs) - 1):.0f} %" == excess[:4].strip() and excess in text
+def test_the_table_of_upcycle_is_that_of_its_results():
+    """Loss by place, line by line, and the losses with growing distances that the text names."""
+    page = (ROOT / "docs/upcycle.md").read_text(encoding="utf-8")
+    with open(RESULTS / "upcycle/places.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
 
+    def losses(arm: str, distance: str) -> list[str]:
+        return [row["nats"] for row in rows if (row["arm"], row["distance_of_sinks"]) == (arm, distance)]
 
-def _mean_loss(rows: list[dict], arm: str, places: int) -> float:
-    """Over the first places of the longest window."""
-    longest = max(row["length"] for row in rows)
-    chosen = [
-        row for row in rows
-        if (row["arm"], row["metric"], row["length"]) == (arm, "loss_by_place", longest) and row["at"]["to"] < places
-    ]  # fmt: skip
-    return sum(row["value"] * row["counted"] for row in chosen) / sum(row["counted"] for row in chosen)
+    for arm, distance in (("source", "as the source has them"), ("windows", "kept"), ("hybrid_layers", "kept")):
+        shown = " | ".join(f"{float(loss):.3f}" for loss in losses(arm, distance)[:7])
+        assert f"| {ARMS[arm]} | {shown} |" in page, arm
+    for place, words in (
+        (-2, "{:.2f} (windows) and {:.2f} (hybrid) nats"),
+        (-1, "{:.2f} and {:.2f} in places to 32,768"),
+    ):
+        grown = [float(losses(arm, "growing")[place]) for arm in ("windows", "hybrid_layers")]
+        assert words.format(*grown) in page
+    last = [json.loads(line) for line in (RESULTS / "upcycle/stage1_2048.jsonl").read_text().splitlines()][-1]
+    assert f"{last['tokens']:,} tokens, {last['clock']['cpu_seconds']:,.0f} CPU seconds" in page
