@@ -35,7 +35,7 @@ from traformer.types import JsonObject
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
 
 METHODS = ("tra", "tra_full", "sdpa", "alibi", "flex", "eager", "compiled")
 DECAYS = ("init", "long", "run")
@@ -238,19 +238,25 @@ def from_run(folder: Path, length: int) -> tuple[Tensor, ...]:
     """What the last layer of a trained model passes to its attention, on its own task's test at this length."""
     import torch
 
-    from traformer.models.from_run import load_run
     from traformer.models.observe import observe
 
-    model, task, _, _ = load_run(folder, device="cpu")
-    if task.sequence_length < length:
-        task = task.at_length(length, length)
-    ids = task.examples(seed=task.test_seed(0), start=0, count=max(1, 8192 // length)).input_ids
+    model, ids = model_and_text(folder, length, max(1, 8192 // length))
     with torch.no_grad(), observe(model) as trace:
-        model(input_ids=ids[:, :length])
+        model(input_ids=ids)
         operands = next((found for seen in reversed(trace) if (found := seen.operands()) is not None), None)
     if operands is None:
         raise InputError(f"{folder} holds a model without threshold relative attention; give a run of attention 'tra'")
     return operands
+
+
+def model_and_text(folder: Path, length: int, count: int) -> tuple[nn.Module, Tensor]:
+    """A run's model, and [count, length] tokens of its own task's test."""
+    from traformer.models.from_run import load_run
+
+    model, task, _, _ = load_run(folder, device="cpu")
+    if task.sequence_length < length:
+        task = task.at_length(length, length)
+    return model, task.examples(seed=task.test_seed(0), start=0, count=count).input_ids[:, :length]
 
 
 def callables(inputs: tuple[Tensor, ...], passes: str, quadratic: bool) -> dict[str, Callable[[], object]]:

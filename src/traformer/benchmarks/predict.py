@@ -179,15 +179,13 @@ def reads_of(run: Path, length: int) -> list[Tensor]:
     """Keys that the queries of every layer with TRA read, [B, H, T] each, on the run's own task at this length."""
     import torch
 
-    from traformer.models.from_run import load_run
+    from traformer.benchmarks.attention import model_and_text
     from traformer.models.observe import observe
 
-    model, task, _, _ = load_run(run, device="cpu")
-    if task.sequence_length < length:
-        task = task.at_length(length, length)
+    model, ids = model_and_text(run, length, 1)
     found: list[Tensor] = []
     with torch.no_grad(), observe(model, visit=lambda seen: found.extend(s.read for s in [seen.reads()] if s)):
-        model(input_ids=task.examples(seed=task.test_seed(0), start=0, count=1).input_ids[:, :length])
+        model(input_ids=ids)
     if not found:
         raise InputError(f"{run} holds a model without threshold relative attention; give a run of attention 'tra'")
     return found

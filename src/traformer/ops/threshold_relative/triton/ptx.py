@@ -124,7 +124,7 @@ def _loops(within: set[str], blocks: dict[str, Block]) -> list[set[str]]:
 
 def _shortest(start: str, end: str, within: set[str], blocks: dict[str, Block]) -> list[str]:
     """The blocks from `start` up to, not including, `end` with the fewest instructions."""
-    best: dict[str, tuple[int, list[str]]] = {}
+    found = {start}  # a block is found first on the shortest way to it, since ways are taken by their length
     todo: list[tuple[int, list[str]]] = [(len(blocks[start].code), [start])]
     while todo:
         length, way = min(todo)
@@ -132,8 +132,7 @@ def _shortest(start: str, end: str, within: set[str], blocks: dict[str, Block]) 
         for label in blocks[way[-1]].next:
             if label == end:
                 return way
-            if label in within and label not in best:
-                longer = (length + len(blocks[label].code), [*way, label])
-                best[label] = longer
-                todo.append(longer)
+            if label in within and label not in found:
+                found.add(label)
+                todo.append((length + len(blocks[label].code), [*way, label]))
     raise ValueError(f"no way from {start} to {end}")
