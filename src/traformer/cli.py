@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "train": ("traformer.commands.train", "train a model into a run folder, or resume one"),
     "eval": ("traformer.commands.evaluate", "measure a run by length, far beyond its training length"),
     "convert": ("traformer.commands.convert", "replace the attention of a pretrained decoder"),
+    "layers": ("traformer.commands.layers", "find the layers of a pretrained decoder that recall, to convert these"),
     "generate": ("traformer.commands.generate", "continue a prompt with a run's model, token by token"),
     "diagnose": (
         "traformer.commands.diagnose",

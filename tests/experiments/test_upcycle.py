@@ -50,6 +50,9 @@ def test_every_step_works_and_nothing_is_done_twice(places, capsys):
     table = (out / "table.md").read_text()
     assert all(label in table for label in ARMS.values()) and "Loss in nats by place" in table
     assert (out / "recall.png").stat().st_size > 10_000
+    chosen = json.loads((out / "recall_by_layer.json").read_text())["chosen"]
+    pattern = (out / "attention.txt").read_text().strip().split(",")
+    assert [layer for layer, name in enumerate(pattern) if name == "tra_straight_through"] == chosen
     curve = (out / "tuning.csv").read_text().splitlines()
     assert len(curve) == 1 + plan.layer_steps // plan.save_every + plan.logit_steps // plan.save_every
     targets = [f"{name}, {arm}" for arm in (HYBRID, LAYERS) for name in ("within", "beyond", "recall")]
@@ -68,7 +71,7 @@ def test_another_pattern_needs_another_folder(places, tmp_path, capsys):
     config = AutoModelForCausalLM.from_pretrained(here["out"] / "hybrid").config
     assert set(config.attention) == {"tra_variant"} or config.attention == "tra_variant"
     capsys.readouterr()
-    assert main(command(here, "--no-tuning")) != 0
+    assert main(command(here, "--attention", "rope,tra_straight_through", "--no-tuning")) != 0
     error = capsys.readouterr().err
     assert "holds the experiment with --attention tra_straight_through; give --out another folder" in error
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--attention", metavar="NAME[,NAME...]",
-        help="pattern over the layers in place of the declared one, such as tra_straight_through for all of them",
+        help="pattern over the layers, such as tra_straight_through for all (default: TRA in the quarter that recalls)",
     )  # fmt: skip
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads of torch (default: torch's own choice)")
     group.add_argument("--arms", metavar="NAME[,NAME...]", help="measure these arms only (default: all)")
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> int:
     plan = PLANS[args.scale]
     plan = replace(plan, attention=args.attention) if args.attention else plan
     work = Upcycle(plan, out, args.model, args.data, args.threads, say)
-    prepare(work)
+    work = prepare(work)
     if not args.no_tuning:
         tune(work)
     tuned = [arm for arm in (LAYERS, HYBRID) if RunFolder(work.run_folder(arm)).is_run()]

@@ -43,7 +43,7 @@ ARMS: dict[str, str] = {
 class Plan:
     """One scale of the experiment."""
 
-    attention: str  # a pattern over the layers
+    attention: str | None  # a pattern over the layers; None: TRA in the quarter of them that recalls most
     window: int  # of the layers that keep rotary attention
     sinks: int
     length: int  # of the windows of stage 1
@@ -66,14 +66,13 @@ class Plan:
         return self.windows[-1]
 
 
-_RECALLING = (7, 8, 17, 18, 19, 21, 23, 24)  # of SmolLM2-135M
-_PATTERN = ",".join("tra_straight_through" if layer in _RECALLING else "rope" for layer in range(30))
+NEW = "tra_straight_through"
 PLANS: dict[str, Plan] = {
     "smoke": Plan(
-        "rope,tra_straight_through", 8, 2, 8, 2, 4, 16, 2, 1e-3, 1e-4, 2, (8, 32, 64), 32, 128, (256, 320), 2, 2
+        None, 8, 2, 8, 2, 4, 16, 2, 1e-3, 1e-4, 2, (8, 32, 64), 32, 128, (256, 320), 2, 2
     ),
     "laptop": Plan(
-        _PATTERN, 2048, 4, 2048, 2, 100, 2048, 40, 1e-3, 2e-4, 20, (512, 2048, 8192, 16_384, 32_768), None, 32_768,
+        None, 2048, 4, 2048, 2, 100, 2048, 40, 1e-3, 2e-4, 20, (512, 2048, 8192, 16_384, 32_768), None, 32_768,
         (1024, 8192, 16_384), 5, 2,
     ),
 }  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from traformer.errors import InputError
 from traformer.evaluation.perplexity import measure_perplexity, safe_exp
 from traformer.evaluation.recall_at_depth import ask, make_facts, plant, prefill
+from traformer.evaluation.recall_by_layer import recall_by_layer
 from traformer.experiments import upcycle
 from traformer.experiments.upcycle import ARMS, HYBRID, LAYERS, UNTUNED, Plan
 from traformer.models.conversion.convert import convert
@@ -49,6 +51,10 @@ class Upcycle:
         return self.out / "source"
 
     @property
+    def pattern_file(self) -> Path:
+        return self.out / "attention.txt"
+
+    @property
     def hybrid(self) -> Path:
         return self.out / "hybrid"
 
@@ -64,43 +70,61 @@ class Upcycle:
 # Converting and tuning ----------------------------------------------------------------------------------------
 
 
-def prepare(work: Upcycle) -> None:
-    """The source's plain copy and the hybrid, untuned."""
-    _keep_pattern(work)
+def prepare(work: Upcycle) -> Upcycle:
+    """The source's plain copy and the hybrid, untuned; the result knows which layers are which."""
+    known = _kept_pattern(work)
     if not (work.source / "tokenizer.json").is_file():
         work.say(f"loading {work.model}")
         model, tokenizer = load_source(work.model)
         if tokenizer is None:
             raise InputError(f"{work.model} has no tokenizer that transformers can load, so no text can be read")
         _save(plain(model), tokenizer, work.source)
+    pattern = known or _find_pattern(work)
+    write_atomically(work.pattern_file, pattern + "\n")
+    work = replace(work, plan=replace(work.plan, attention=pattern))
     if not (work.hybrid / "tokenizer.json").is_file():
         model, tokenizer = load_source(str(work.source))
         options: dict[str, Any] = {
             "rope": {"sliding_window": work.plan.window, "sinks": work.plan.sinks},
-            "tra_straight_through": {"temperature": True},
+            upcycle.NEW: {"temperature": True},
         }
-        names = set(work.plan.attention.split(","))
+        names = set(pattern.split(","))
         options = {name: own for name, own in options.items() if name in names}
         if len(names) == 1:  # then options are not given by name
-            options = options.get(work.plan.attention, {})
-        hybrid = convert(model, work.plan.attention, copy=False, **options)
+            options = options.get(pattern, {})
+        hybrid = convert(model, pattern, copy=False, **options)
         _save(hybrid, tokenizer, work.hybrid)
-        work.say(f"{work.hybrid}: attention {work.plan.attention}, not tuned yet")
+        work.say(f"{work.hybrid}: attention {pattern}, not tuned yet")
+    return work
 
 
-def _keep_pattern(work: Upcycle) -> None:
-    """The folder belongs to one pattern: what another has left in it must not be measured as this one's."""
-    file = work.out / "attention.txt"
-    if file.is_file():
-        before = file.read_text(encoding="utf-8").strip()
-        if before != work.plan.attention:
-            raise InputError(
-                f"{work.out} holds the experiment with --attention {before}; give --out another folder for "
-                f"{work.plan.attention}"
-            )
-        return
+def _kept_pattern(work: Upcycle) -> str | None:
+    """The pattern that was asked for or is known from before; None: it must be found.
+
+    The folder belongs to one pattern: what another has left in it must not be measured as this one's.
+    """
     make_folder(work.out)
-    write_atomically(file, work.plan.attention + "\n")
+    if not work.pattern_file.is_file():
+        return work.plan.attention
+    before = work.pattern_file.read_text(encoding="utf-8").strip()
+    if work.plan.attention not in (None, before):
+        raise InputError(
+            f"{work.out} holds the experiment with --attention {before}; give --out another folder for "
+            f"{work.plan.attention}"
+        )
+    return before
+
+
+def _find_pattern(work: Upcycle) -> str:
+    """TRA where the source recalls, by training text within its window; what was measured is kept."""
+    work.say("looking for the layers that recall")
+    text = Text(data=(work.data,), tokenizer=str(work.source.absolute()), length=work.plan.length)
+    found = recall_by_layer(
+        load_source(str(work.source))[0].eval(), text.text_tokenizer, text.open("train").tokens,
+        progress=lambda title, done, total: work.say(f"{done} of {total}: {title}"),
+    )  # fmt: skip
+    write_atomically(work.out / "recall_by_layer.json", json.dumps(asdict(found), indent=1) + "\n")
+    return found.pattern(upcycle.NEW)
 
 
 def _save(model: Any, tokenizer: Any, folder: Path) -> None:
