@@ -20,11 +20,12 @@ from traformer.training.loop import train
 CHECKPOINT = "traformer.runs.checkpoint"
 
 
-def test_twenty_kills_at_random_moments(tmp_path):
-    config = tiny_config(steps=700, save_every=7, log_every=5)
-    kill_at_random(config, tmp_path / "killed", kills=20, seed=1)
-    train(config.replace(save_every=700), tmp_path / "whole", quiet=True)  # how often is saved changes nothing
-    assert_same_run(tmp_path / "whole", tmp_path / "killed", 700)
+@pytest.mark.parametrize(("kills", "steps"), [(5, 175), pytest.param(20, 700, marks=pytest.mark.slow)])
+def test_kills_at_random_moments(tmp_path, kills, steps):
+    config = tiny_config(steps=steps, save_every=7, log_every=5)
+    kill_at_random(config, tmp_path / "killed", kills=kills, seed=1)
+    train(config.replace(save_every=steps), tmp_path / "whole", quiet=True)  # how often is saved changes nothing
+    assert_same_run(tmp_path / "whole", tmp_path / "killed", steps)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -222,7 +221,7 @@ def measure(work: Upcycle, arms: list[str]) -> None:
     steps = {arm: _step(work, arm) for arm in arms}
     jobs = [Job(request(steps[arm]), work.store(arm), (arm, kind)) for kind, request in _requests(work) for arm in arms]
     for _ in measure_missing(jobs, partial(_measure, work, text)):
-        gc.collect()  # the model that was measured goes before the next one comes
+        pass
 
 
 def _step(work: Upcycle, arm: str) -> int:
