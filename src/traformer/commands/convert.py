@@ -26,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an option of the attention; `tra list --options NAME` lists them",
     )
+    parser.add_argument(
+        "--qk-norm",
+        action=argparse.BooleanOptionalAction,
+        help="normalise queries and keys, or leave scores as the model was trained to make them (default: TRA does)",
+    )
     parser.add_argument("--keep-positions", action="store_true", help="GPT-2: keep adding its learned positions")
     parser.add_argument("--out", required=True, metavar="DIR", help="folder for the new model; it must not exist yet")
 
@@ -44,6 +49,7 @@ def main(args: argparse.Namespace) -> None:
     converted = convert(
         model,
         args.attention,
+        qk_norm=args.qk_norm,
         keep_positions=args.keep_positions,
         copy=False,
         **dict(args.attention_option),

@@ -91,7 +91,7 @@ def prepare(work: Upcycle) -> Upcycle:
         options = {name: own for name, own in options.items() if name in names}
         if len(names) == 1:  # then options are not given by name
             options = options.get(pattern, {})
-        hybrid = convert(model, pattern, copy=False, **options)
+        hybrid = convert(model, pattern, copy=False, qk_norm=False, **options)
         _save(hybrid, tokenizer, work.hybrid)
         work.say(f"{work.hybrid}: attention {pattern}, not tuned yet")
     return work
