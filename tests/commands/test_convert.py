@@ -41,6 +41,13 @@ def test_options_reach_the_attention(llama: Path, tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(out).config.attention_options["threshold"] == 0.5
 
 
+@pytest.mark.parametrize(("more", "norm"), [([], True), (["--qk-norm"], True), (["--no-qk-norm"], False)])
+def test_scores_may_stay_as_they_are(llama: Path, tmp_path: Path, more: list[str], norm: bool) -> None:
+    out = tmp_path / "new"
+    assert main(["convert", str(llama), "--attention", "tra", *more, "--out", str(out)]) == 0
+    assert AutoModelForCausalLM.from_pretrained(out).config.qk_norm in (norm, [norm, norm])
+
+
 def test_one_attention_for_each_layer(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "new"
     assert main(["convert", str(llama), "--attention", "rope,tra_plus", "--out", str(out)]) == 0

@@ -13,8 +13,8 @@ source with windows of 128 in all layers but every sixth recalls no more than wi
 probability of an answer token -4.26 and -4.60; the source 54 % and -0.86). A window in one layer costs recall in
 few layers: 18 and 23 most, then 8, 7 and 17, then 21, 24 and 19. With these eight whole and windows in the others it is
 54 % and -1.03. So these eight become TRA, and scores stay as the source was trained to make them (no QK-norm): after 24
-steps of 1,024 tokens the error of the new layers is 0.22, where a norm needs seven times the tokens. The rate of stage 1
-is the better of 1e-3 and 3e-3 by that error. All of it was decided on training text within the source's window.
+steps of 1,024 tokens the error of the new layers is 0.22, where a norm needs seven times the tokens. The rate of stage
+1 is the better of 1e-3 and 3e-3 by that error. All of it was decided on training text within the source's window.
 
 What is compared, all on the same text: the source as it is, with interpolated positions, with NTK scaling, with sliding
 windows and sinks but no TRA, and the hybrid before and after each stage.
