@@ -19,6 +19,7 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 WINDOW = {"sliding_window": 3, "exclude_self": "half", "temperature": True}
 SPECIAL = {
     "rope, window 3": ("rope", {"sliding_window": 3}),
+    "rope, window 3, sinks, own key": ("rope", {"sliding_window": 3, "sinks": 2}),
     "rope, window 3 and sinks": ("rope", {"sliding_window": 3, "sinks": 2, "exclude_self": "half"}),
     "alibi, window 3": ("alibi", WINDOW),
     "fot, window 3": ("fot", WINDOW),
@@ -51,6 +52,41 @@ def test_tiny_lengths_and_causality(name):
     assert full.isfinite().all()
     for length in (1, 2, 7, 8):
         torch.testing.assert_close(model(x[:, :length], use_cache=False).logits, full[:, :length], **CLOSE)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+@torch.no_grad()
+def test_decoding_without_padding_equals_one_forward(name):
+    model, x = small_model(name), tokens(2, 9)
+    full, cache, rows = model(x, use_cache=False).logits, None, []
+    for part in (x[:, :2], *x[:, 2:].split(1, dim=1)):
+        found = model(part, past_key_values=cache, use_cache=True)
+        cache = found.past_key_values
+        rows.append(found.logits)
+    torch.testing.assert_close(torch.cat(rows, dim=1), full, **CLOSE)
+
+
+@pytest.mark.parametrize(("sinks", "most"), [(0, 3), (2, 5)])
+@torch.no_grad()
+def test_a_token_reads_no_more_keys_than_its_window(sinks, most, monkeypatch):
+    """However long the cache is: nothing is copied that the token does not see."""
+    from traformer.layers import rope, softmax
+
+    read, copied = [], []
+    attention, expand = torch.nn.functional.scaled_dot_product_attention, softmax.expand_heads
+
+    def counted(q, k, *rest, **named):
+        read.append(k.shape[2])
+        return attention(q, k, *rest, **named)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    for module in (rope, softmax):
+        monkeypatch.setattr(module, "expand_heads", lambda x, heads: copied.append(x.shape[2]) or expand(x, heads))
+    model = common.small_model("rope", attention_options={"sliding_window": 3, "sinks": sinks})
+    cache = model(tokens(1, 20), use_cache=True).past_key_values
+    read.clear(), copied.clear()
+    model(tokens(1, 1), past_key_values=cache, use_cache=True)
+    assert read and max(read) == most and copied and max(copied) == most
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,6 +12,7 @@ from traformer.errors import InputError
 from traformer.layers.context import AttentionContext
 from traformer.layers.options import SoftmaxArguments
 from traformer.layers.softmax import SoftmaxAttentionLayer
+from traformer.ops.eager import expand_heads
 from traformer.ops.rope import apply_rope, rope_tables
 from traformer.types import Options
 
@@ -69,6 +70,8 @@ class RotaryAttention(SoftmaxAttentionLayer):
     ) -> tuple[Tensor, Tensor | None]:
         if not self.sinks or self.window is None or context.ends_before(self.window + self.sinks, q.shape[2]):
             return super().attend(q, k, v, hidden_states, context)
+        if q.shape[2] == 1 and self.sees_keys_alone(context):
+            return self._attend_one(q, k, v), None
         # Twice the channels: the query as it is against the keys that are no sinks, and turned back against the sinks.
         places = context.places(q.shape[2], q.device)
         beyond = (places - (self.window + self.sinks - 1)).clamp(min=0)  # [B or 1, T]
@@ -78,3 +81,15 @@ class RotaryAttention(SoftmaxAttentionLayer):
         values = F.pad(v, (0, self.head_dim))
         out, weights = self.softmax_attention(torch.cat((q, turned), dim=-1), keys, values, context, self.scale)
         return out[..., : self.head_dim], weights
+
+    def _attend_one(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """One query beyond the window: the sinks, turned to where they seem to be, and the keys of the window."""
+        assert self.window is not None
+        beyond = torch.tensor([[k.shape[2] - self.window - self.sinks]], device=q.device)
+        tables = rope_tables(beyond, self.head_dim, self.option["theta"], q.dtype)
+        first = apply_rope(k[:, :, : self.sinks], tables).to(k.dtype)
+        keys = torch.cat((first, k[:, :, -self.window :]), dim=2)
+        values = torch.cat((v[:, :, : self.sinks], v[:, :, -self.window :]), dim=2)
+        keys, values = expand_heads(keys, self.num_heads), expand_heads(values, self.num_heads)
+        dropout_p = self.dropout_p if self.training else 0.0
+        return F.scaled_dot_product_attention(q, keys, values, None, dropout_p, scale=self.scale)
