@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
@@ -23,7 +23,8 @@ from traformer.evaluation.recall_at_depth import Fact, make_facts, plant
 from traformer.models.conversion.configs import CONFIGS
 
 
-class Recalled(NamedTuple):
+@dataclass(frozen=True)
+class Recalled:
     """What a model knew of the planted facts."""
 
     share: float  # of the facts, every token of the answer the likeliest
