@@ -57,13 +57,15 @@ def test_tiny_lengths_and_causality(name):
 @pytest.mark.parametrize("name", SPECIAL)
 @torch.no_grad()
 def test_decoding_without_padding_equals_one_forward(name):
-    model, x = small_model(name), tokens(2, 9)
-    full, cache, rows = model(x, use_cache=False).logits, None, []
-    for part in (x[:, :2], *x[:, 2:].split(1, dim=1)):
-        found = model(part, past_key_values=cache, use_cache=True)
-        cache = found.past_key_values
-        rows.append(found.logits)
-    torch.testing.assert_close(torch.cat(rows, dim=1), full, **CLOSE)
+    model, x = small_model(name), tokens(2, 14)
+    full = model(x, use_cache=False).logits
+    for sizes in ([2, *[1] * 12], [1, 5, 2, 6], [9, 5]):
+        cache, rows = None, []
+        for part in x.split(sizes, dim=1):
+            found = model(part, past_key_values=cache, use_cache=True)
+            cache = found.past_key_values
+            rows.append(found.logits)
+        torch.testing.assert_close(torch.cat(rows, dim=1), full, **CLOSE)
 
 
 @pytest.mark.parametrize(("sinks", "most"), [(0, 3), (2, 5)])
@@ -84,9 +86,11 @@ def test_a_token_reads_no_more_keys_than_its_window(sinks, most, monkeypatch):
         monkeypatch.setattr(module, "expand_heads", lambda x, heads: copied.append(x.shape[2]) or expand(x, heads))
     model = common.small_model("rope", attention_options={"sliding_window": 3, "sinks": sinks})
     cache = model(tokens(1, 20), use_cache=True).past_key_values
-    read.clear(), copied.clear()
-    model(tokens(1, 1), past_key_values=cache, use_cache=True)
-    assert read and max(read) == most and copied and max(copied) == most
+    for length in (1, 4):  # a token, and a chunk, which sees as many keys more
+        read.clear(), copied.clear()
+        cache = model(tokens(1, length), past_key_values=cache, use_cache=True).past_key_values
+        assert read and max(read) == most + length - 1
+        assert copied and max(copied) == most + length - 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -70,8 +70,12 @@ class RotaryAttention(SoftmaxAttentionLayer):
     ) -> tuple[Tensor, Tensor | None]:
         if not self.sinks or self.window is None or context.ends_before(self.window + self.sinks, q.shape[2]):
             return super().attend(q, k, v, hidden_states, context)
-        if q.shape[2] == 1 and self.sees_keys_alone(context):
-            return self._attend_one(q, k, v), None
+        if self.sees_by_order(context):
+            if q.shape[2] == 1 and self.excluded_heads is False:
+                return self._attend_one(q, k, v), None
+            # The sinks and what the first query still sees: the keys between them are read by none.
+            near = max(self.sinks, k.shape[2] - q.shape[2] - self.window + 1)
+            k, v = (torch.cat((x[:, :, : self.sinks], x[:, :, near:]), dim=2) for x in (k, v))
         # Twice the channels: the query as it is against the keys that are no sinks, and turned back against the sinks.
         places = context.places(q.shape[2], q.device)
         beyond = (places - (self.window + self.sinks - 1)).clamp(min=0)  # [B or 1, T]

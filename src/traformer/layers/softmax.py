@@ -64,9 +64,9 @@ class SoftmaxAttentionLayer(AttentionLayer):
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Softmax of q.k * scale, plus a bias [B or 1, H or 1, T, Tk] if there is one, over the visible keys."""
-        is_one = q.shape[2] == 1 and bias is None and not self.sinks
-        if self.window is not None and is_one and self.sees_keys_alone(context):
-            k, v = k[:, :, -self.window :], v[:, :, -self.window :]  # before a copy of what is never read
+        if self.window is not None and not self.sinks and bias is None and self.sees_by_order(context):
+            seen = self.window + q.shape[2] - 1
+            k, v = k[:, :, -seen:], v[:, :, -seen:]  # before a copy of what is never read
         k, v = expand_heads(k, self.num_heads), expand_heads(v, self.num_heads)
         out = self._each_kind_of_head(q, k, v, context, scale, bias)
         weights = None
@@ -75,9 +75,9 @@ class SoftmaxAttentionLayer(AttentionLayer):
             weights = softmax_weights(scores if bias is None else scores + bias, self.visible_keys(q, context))
         return out, weights
 
-    def sees_keys_alone(self, context: AttentionContext) -> bool:
-        """Whether order and window alone decide what is seen, own key included, and nobody asks for the weights."""
-        return self.mask(context) is None and self.excluded_heads is False and not context.output_attentions
+    def sees_by_order(self, context: AttentionContext) -> bool:
+        """Whether order and window alone decide what is seen, and nobody asks for the weights of every key."""
+        return self.mask(context) is None and not context.output_attentions
 
     def _each_kind_of_head(
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, bias: Tensor | None
