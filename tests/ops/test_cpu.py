@@ -137,7 +137,7 @@ def test_a_missing_kernel_is_mentioned_once(monkeypatch, caplog, tmp_path):
 
 
 def _forget_the_library():
-    for function in (cpu._load, cpu._choose, cpu._position, cpu.note_missing_kernel):
+    for function in (cpu._load, cpu._choose, cpu._function, cpu.note_missing_kernel):
         function.cache_clear()
 
 

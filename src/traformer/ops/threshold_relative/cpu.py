@@ -6,7 +6,8 @@ import ctypes
 import functools
 import logging
 import os
-from dataclasses import replace
+import struct
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -34,37 +35,22 @@ _FUNCTIONS = (
 _ERRORS = {1: "not enough memory for the workspace", 2: "the problem is malformed", 3: "no such instruction set"}
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("stride_b", ctypes.c_int64),
-        ("stride_h", ctypes.c_int64),
-        ("stride_t", ctypes.c_int64),
-    )
+_TENSOR = "P3q"  # data; strides of batch, heads and length
+# TraProblem in csrc/traformer.h, packed in one go: filling a ctypes.Structure takes as long as a short decode.
+_PROBLEM = struct.Struct(
+    "7q"  # batch, query_heads, key_heads, queries, keys, head_size, query_start
+    "4i"  # dtype, threads, needs_grad, index_block
+    "4d"  # scale, threshold_value, tolerance, surrogate_width
+    "QIf"  # dropout_seed, dropout_cut, dropout_scale
+    f"{3 * _TENSOR}"  # q, k, v
+    "6P"  # log_decay, threshold, exclude_self, key_padding, first_key, score_bound
+    "3Pq"  # index_low, index_high, index_norm, index_stride
+    f"{_TENSOR}3P"  # out, normaliser, reach, kept
+    f"{4 * _TENSOR}2P"  # grad_out, grad_q, grad_k, grad_v, grad_log_decay, grad_threshold
+)
+_NO_GRADIENTS = (0,) * (4 * 4 + 2)
 
-
-class _Problem(ctypes.Structure):  # mirrors TraProblem in csrc/traformer.h
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "query_heads", "key_heads", "queries", "keys", "head_size")),
-        ("query_start", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("dtype", "threads", "needs_grad", "index_block")),
-        *((name, ctypes.c_double) for name in ("scale", "threshold_value", "tolerance", "surrogate_width")),
-        ("dropout_seed", ctypes.c_uint64),
-        ("dropout_cut", ctypes.c_uint32),
-        ("dropout_scale", ctypes.c_float),
-        *((name, _Tensor) for name in ("q", "k", "v")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("log_decay", "threshold", "exclude_self", "key_padding", "first_key", "score_bound")
-        ),
-        *((name, ctypes.c_void_p) for name in ("index_low", "index_high", "index_norm")),
-        ("index_stride", ctypes.c_int64),
-        ("out", _Tensor),
-        *((name, ctypes.c_void_p) for name in ("normaliser", "reach", "kept")),
-        *((name, _Tensor) for name in ("grad_out", "grad_q", "grad_k", "grad_v")),
-        ("grad_log_decay", ctypes.c_void_p),
-        ("grad_threshold", ctypes.c_void_p),
-    )
+Described = tuple[int | float, ...]  # the fields of a TraProblem, or a run of them
 
 
 @functools.cache
@@ -85,7 +71,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         return None, other_version
     library.tra_isa_name.restype = ctypes.c_char_p
     library.tra_problem_size.restype = ctypes.c_int64
-    if library.tra_problem_size() != ctypes.sizeof(_Problem):
+    if library.tra_problem_size() != _PROBLEM.size:
         return None, other_version
     return library, None
 
@@ -127,12 +113,6 @@ def _choose(forced: str) -> tuple[str | None, str | None]:
             f"give one of {', '.join(usable)} or unset it",
         )
     return forced, None
-
-
-@functools.cache
-def _position(name: str) -> int:
-    """The number by which the library knows an instruction set."""
-    return list(instruction_sets()).index(name)
 
 
 def unavailable_reason() -> str | None:
@@ -204,11 +184,10 @@ def forward(problem: Problem) -> Forward:
 
 
 def _forward_piece(problem: Problem) -> Forward:
-    result = empty_forward(problem)
-    call, keep_alive = _describe(problem)
-    call.out = _strided(result.out, keep_alive)
-    call.normaliser, call.reach, call.kept = (x.data_ptr() for x in (result.normaliser, result.reach, result.kept))
-    _run("tra_forward", call)
+    out, normaliser, reach, kept = result = empty_forward(problem)
+    inputs, _keep_alive = _describe(problem)
+    rows = (normaliser.data_ptr(), reach.data_ptr(), kept.data_ptr())
+    _run("tra_forward", (*inputs, out.data_ptr(), *out.stride()[:3], *rows, *_NO_GRADIENTS))
     return result
 
 
@@ -251,24 +230,25 @@ def backward(problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients:
 
 def _backward_piece(problem: Problem, grad_out: Tensor, saved: Saved, gradients: Gradients) -> None:
     """Writes `gradients`, whose k and v are zeros in fp32."""
-    call, keep_alive = _describe(problem)
-    call.out = _strided(saved.out, keep_alive)
-    call.grad_out = _strided(grad_out.to(problem.q.dtype), keep_alive)
-    call.normaliser = _pointer(saved.normaliser, torch.float32, keep_alive)
-    call.reach = _pointer(saved.reach, torch.int32, keep_alive)
-    call.grad_q, call.grad_k, call.grad_v = (_strided(x, keep_alive) for x in (gradients.q, gradients.k, gradients.v))
+    inputs, keep_alive = _describe(problem)
     sums_decay = torch.empty(gradients.log_decay.shape, dtype=torch.float32)
-    call.grad_log_decay = sums_decay.data_ptr()
-    if problem.surrogate_width:
-        call.grad_threshold = gradients.threshold.data_ptr()
-    _run("tra_backward", call)
+    outputs = (
+        *_strided(saved.out, keep_alive),
+        _pointer(saved.normaliser, torch.float32, keep_alive),
+        _pointer(saved.reach, torch.int32, keep_alive),
+        0,
+        *_strided(grad_out.to(problem.q.dtype), keep_alive),
+        *(field for x in (gradients.q, gradients.k, gradients.v) for field in _strided(x, keep_alive)),
+        sums_decay.data_ptr(),
+        gradients.threshold.data_ptr() if problem.surrogate_width else 0,
+    )
+    _run("tra_backward", (*inputs, *outputs))
     gradients.log_decay.copy_(sums_decay)
 
 
 def _with_whole_steps(problem: Problem) -> Problem:
     """The same problem with channels of zeros added, which change no score: the kernel takes multiples of 8."""
-    return replace(
-        problem,
+    return problem._replace(
         q=_pad_channels(problem.q),
         k=_pad_channels(problem.k),
         v=_pad_channels(problem.v),
@@ -281,28 +261,35 @@ def _pad_channels(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, -x.shape[-1] % CHANNEL_STEP))
 
 
-def _run(function: str, call: _Problem) -> None:
+@functools.cache
+def _function(name: str, forced_isa: str) -> Callable[[bytes], int]:
+    """A function of the library with its first argument, the number by which it knows the instruction set."""
     library, reason = _load()
     if library is None:
         raise InputError(reason or "backend 'cpu' is not available")
-    status = getattr(library, function)(_position(instruction_set()), ctypes.byref(call))
+    return functools.partial(getattr(library, name), list(instruction_sets()).index(instruction_set()))
+
+
+def _run(name: str, described: Described) -> None:
+    status = _function(name, os.environ.get(ISA_VARIABLE, ""))(_PROBLEM.pack(*described))
     if status:
         raise RuntimeError(f"the cpu kernel failed: {_ERRORS.get(status, status)}")
 
 
-def _strided(x: Tensor, keep_alive: list[Tensor]) -> _Tensor:
+def _strided(x: Tensor, keep_alive: list[Tensor]) -> tuple[int, int, int, int]:
     """Any strides on batch, heads and length are accepted; only channels must be contiguous."""
     batch, heads, rows, channels = x.stride()
     if channels != 1 and x.shape[3] > 1:
         x = x.contiguous()
         batch, heads, rows, _ = x.stride()
     keep_alive.append(x)
-    return _Tensor(x.data_ptr(), batch, heads, rows)
+    return x.data_ptr(), batch, heads, rows
 
 
-def _pointer(x: Tensor | None, dtype: torch.dtype, keep_alive: list[Tensor]) -> int | None:
+def _pointer(x: Tensor | None, dtype: torch.dtype, keep_alive: list[Tensor]) -> int:
+    """0, the null pointer, for None."""
     if x is None:
-        return None
+        return 0
     if x.dtype != dtype or not x.is_contiguous():
         x = x.to(dtype).contiguous()
     keep_alive.append(x)
@@ -327,8 +314,8 @@ def _check_index(problem: Problem) -> None:
         )
 
 
-def _describe(problem: Problem) -> tuple[_Problem, list[Tensor]]:
-    """The problem as the kernel reads it, and the tensors that must outlive the call."""
+def _describe(problem: Problem) -> tuple[Described, list[Tensor]]:
+    """The inputs as the kernel reads them, up to `out`, and the tensors that must outlive the call."""
     q, k, v = problem.q, problem.k, problem.v
     reason = unsupported_reason(q.dtype, q.shape[3])
     if reason is None and q.device.type != "cpu":
@@ -337,42 +324,32 @@ def _describe(problem: Problem) -> tuple[_Problem, list[Tensor]]:
         raise InputError(f"{reason}; use backend='blockwise'")
     if k.shape[2] > MOST_KEYS:
         raise InputError(f"backend 'cpu' takes up to 2^24 keys, not {k.shape[2]}; use backend='blockwise'")
-    keep: list[Tensor] = []
     batch, query_heads, queries, head_size = q.shape
-    call = _Problem(
-        batch=batch,
-        query_heads=query_heads,
-        key_heads=k.shape[1],
-        queries=queries,
-        keys=k.shape[2],
-        head_size=head_size,
-        query_start=problem.query_start,
-        dtype=_DTYPES[q.dtype],
-        threads=min(torch.get_num_threads(), MOST_THREADS),
-        needs_grad=problem.needs_grad,
-        scale=problem.scale,
-        threshold_value=problem.threshold_value,
-        tolerance=problem.tolerance,
-        surrogate_width=problem.surrogate_width,
-        q=_strided(q, keep),
-        k=_strided(k, keep),
-        v=_strided(v, keep),
-        log_decay=_pointer(problem.log_decay, torch.float32, keep),
-        threshold=_pointer(problem.threshold, torch.float64, keep),
-        exclude_self=_pointer(problem.exclude_self, torch.bool, keep),
-        key_padding=_pointer(problem.key_padding_mask, torch.bool, keep),
-        first_key=_pointer(problem.first_key, torch.int32, keep),
-        score_bound=_pointer(problem.score_bound, torch.float32, keep),
-    )
+    keep: list[Tensor] = []
+    dropout: tuple[int, int, float] = (0, 0, 0.0)
     if problem.dropout_p > 0.0 and problem.dropout_seed is not None:
-        call.dropout_seed = int(problem.dropout_seed) & (2**64 - 1)
-        call.dropout_cut = drop_limit(problem.dropout_p)
-        call.dropout_scale = 1.0 / (1.0 - problem.dropout_p)
+        seed = int(problem.dropout_seed) & (2**64 - 1)
+        dropout = (seed, drop_limit(problem.dropout_p), 1.0 / (1.0 - problem.dropout_p))
+    index_block, index = 0, (0, 0, 0, 0)
     if problem.key_low is not None:
         _check_index(problem)
-        call.index_block = INDEX_BLOCK
-        call.index_stride = problem.key_low.shape[2]
-        call.index_low = _pointer(problem.key_low, torch.float32, keep)
-        call.index_high = _pointer(problem.key_high, torch.float32, keep)
-        call.index_norm = _pointer(problem.key_norm, torch.float32, keep)
-    return call, keep
+        bounds = (problem.key_low, problem.key_high, problem.key_norm)
+        low, high, norm = (_pointer(x, torch.float32, keep) for x in bounds)
+        index_block, index = INDEX_BLOCK, (low, high, norm, problem.key_low.shape[2])
+    described = (
+        *(batch, query_heads, k.shape[1], queries, k.shape[2], head_size, problem.query_start),
+        *(_DTYPES[q.dtype], min(torch.get_num_threads(), MOST_THREADS), problem.needs_grad, index_block),
+        *(problem.scale, problem.threshold_value, problem.tolerance, problem.surrogate_width),
+        *dropout,
+        *_strided(q, keep),
+        *_strided(k, keep),
+        *_strided(v, keep),
+        _pointer(problem.log_decay, torch.float32, keep),
+        _pointer(problem.threshold, torch.float64, keep),
+        _pointer(problem.exclude_self, torch.bool, keep),
+        _pointer(problem.key_padding_mask, torch.bool, keep),
+        _pointer(problem.first_key, torch.int32, keep),
+        _pointer(problem.score_bound, torch.float32, keep),
+        *index,
+    )
+    return described, keep

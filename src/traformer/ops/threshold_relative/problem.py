@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -12,11 +10,11 @@ from torch import Tensor
 Value = Tensor | float | int | bool | None
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """Tensors keep the caller's strides; options are resolved, so a backend has nothing left to decide.
 
-    A field added here reaches every backend: the registered operators take their arguments from these fields.
+    A field added here reaches every backend: the registered operators take these fields, in order, as their arguments.
+    A tuple, because every decoded token makes one, and a dataclass of as many fields takes three times as long.
     """
 
     q: Tensor  # [B, Hq, Tq, D]
@@ -40,25 +38,16 @@ class Problem:
     key_norm: Tensor | None = None
     surrogate_width: float = 0.0  # > 0: removed keys have a gradient, see api.py
 
-    def flatten(self) -> tuple[Value, ...]:
-        """The fields in order: the arguments of a registered operator."""
-        return tuple(getattr(self, name) for name in FIELDS)
-
-    @classmethod
-    def unflatten(cls, values: Sequence[Value]) -> Problem:
-        return cls(**dict(zip(FIELDS, values, strict=True)))  # type: ignore[arg-type]
-
     def for_backward(self) -> Problem:
         """Without what only the forward needs: the backward's walk ends where the forward's did."""
-        return replace(
-            self, score_bound=None, tolerance=0.0, needs_grad=True, key_low=None, key_high=None, key_norm=None
+        return self._replace(
+            score_bound=None, tolerance=0.0, needs_grad=True, key_low=None, key_high=None, key_norm=None
         )
 
     def run_of_queries(self, start: int, stop: int) -> Problem:
         """The same problem for the queries [start, stop) alone."""
         rows = slice(start, stop)
-        return replace(
-            self,
+        return self._replace(
             q=self.q[:, :, rows],
             log_decay=self.log_decay[:, :, rows],
             threshold=None if self.threshold is None else self.threshold[:, :, rows],
@@ -76,10 +65,9 @@ class Problem:
         return self.q.shape[1] // self.k.shape[1]
 
 
-FIELDS = tuple(field.name for field in fields(Problem))
-_SCHEMA_TYPES = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "float": "float", "int": "SymInt", "bool": "bool"}
+_SCHEMA_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", float: "float", int: "SymInt", bool: "bool"}
 # The fields as torch.library writes arguments: "Tensor q, Tensor k, ..., float surrogate_width"
-SCHEMA = ", ".join(f"{_SCHEMA_TYPES[str(field.type)]} {field.name}" for field in fields(Problem))
+SCHEMA = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in get_type_hints(Problem).items())
 
 
 class Forward(NamedTuple):

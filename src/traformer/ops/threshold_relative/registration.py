@@ -15,7 +15,6 @@ from traformer.errors import InputError
 from traformer.ops.threshold_relative.backends import fused_backend
 from traformer.ops.threshold_relative.options import check_values
 from traformer.ops.threshold_relative.problem import (
-    FIELDS,
     SCHEMA,
     Forward,
     Gradients,
@@ -35,7 +34,7 @@ _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, float, int, bool, type(Non
     schema=f"(str backend, {SCHEMA}) -> (Tensor out, Tensor normaliser, Tensor reach, Tensor kept)",
 )
 def forward_op(backend: str, *values: Value) -> Forward:
-    return _forward(backend, Problem.unflatten(values))
+    return _forward(backend, Problem._make(values))
 
 
 def _forward(backend: str, problem: Problem) -> Forward:
@@ -49,7 +48,7 @@ def run_forward(backend: str, problem: Problem) -> Forward:
     Where torch would only pass the call on, its dispatcher is left out: it takes longer than a short decode.
     """
     if _torch_takes_part(problem):
-        return Forward(*forward_op(backend, *problem.flatten()))
+        return Forward(*forward_op(backend, *problem))
     return _forward(backend, problem)
 
 
@@ -66,12 +65,12 @@ def _torch_takes_part(problem: Problem) -> bool:
         or _len_torch_dispatch_stack_pre_dispatch()
     ):
         return True
-    return not all(map(_PLAIN_TYPES.__contains__, map(type, vars(problem).values())))
+    return not all(map(_PLAIN_TYPES.__contains__, map(type, problem)))
 
 
 @forward_op.register_fake
 def _(backend: str, *values: Value) -> Forward:
-    return empty_forward(Problem.unflatten(values))
+    return empty_forward(Problem._make(values))
 
 
 @torch.library.custom_op(
@@ -83,17 +82,17 @@ def _(backend: str, *values: Value) -> Forward:
 def backward_op(
     backend: str, grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor, *values: Value
 ) -> Gradients:
-    return fused_backend(backend).backward(Problem.unflatten(values), grad_out, Saved(out, normaliser, reach))
+    return fused_backend(backend).backward(Problem._make(values), grad_out, Saved(out, normaliser, reach))
 
 
 @backward_op.register_fake
 def _(backend: str, grad_out: Tensor, out: Tensor, normaliser: Tensor, reach: Tensor, *values: Value) -> Gradients:
-    return empty_gradients(Problem.unflatten(values))
+    return empty_gradients(Problem._make(values))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.backend = inputs[0]
-    values = Problem.unflatten(inputs[1:]).for_backward().flatten()
+    values = Problem._make(inputs[1:]).for_backward()
     saved = Saved(*output[:3])
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*saved, *(x if isinstance(x, Tensor) else None for x in values))
@@ -105,10 +104,10 @@ def _backward(ctx: Any, grad_out: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     saved = Saved(*tensors[:3])
     values = [other if x is None else x for x, other in zip(tensors[3:], ctx.others, strict=True)]
     gradients = Gradients(*backward_op(ctx.backend, grad_out, *saved, *values))._asdict()
-    problem = Problem.unflatten(values)
+    problem = Problem._make(values)
     if problem.threshold is None or not problem.surrogate_width:
         gradients["threshold"] = None
-    return (None, *(gradients.get(name) for name in FIELDS))
+    return (None, *(gradients.get(name) for name in Problem._fields))
 
 
 def _no_second_derivative(ctx: Any, *_: Any) -> NoReturn:
