@@ -141,6 +141,14 @@ class RunConfig:
     weight_decay: float = _setting(0.01, _OPTIMISATION, "weight decay of AdamW", least=0)
     beta1: float = _setting(0.9, _OPTIMISATION, "decay of AdamW's mean of gradients", least=0, below=1)
     beta2: float = _setting(0.999, _OPTIMISATION, "decay of AdamW's mean of squared gradients", least=0, below=1)
+    curriculum: float = _setting(
+        0.0,
+        _OPTIMISATION,
+        "share of the steps in which the longest training length grows from the shortest to --length; 0: all lengths "
+        "from the start",
+        least=0,
+        most=1,
+    )
     clip: float | None = _setting(None, _OPTIMISATION, "largest gradient norm", above=0, unless_given="no clipping")
     seed: int = _setting(0, _OPTIMISATION, "seed of the weights, examples and dropout", least=0, below=2**31)
     dtype: str = _setting(

@@ -26,6 +26,7 @@ from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.storage import check_folder, full_reason, remove_leftovers
 from traformer.tasks import Task, build_task
+from traformer.training.curriculum import check_curriculum, task_of_step
 from traformer.training.loss import AnswerLoss, seed_step
 from traformer.training.optimizer import (
     build_optimizer,
@@ -110,6 +111,7 @@ def _prepare(
     if resume:
         task.use_files(folder.path)
     task.prepare()
+    check_curriculum(task, config.curriculum)
     if config.from_model is not None and not resume:
         check_start(config, task)
     newest = checkpoints.latest_good(folder.checkpoints, lambda text: None) if resume else None
@@ -274,8 +276,9 @@ class _Run:
         """One optimizer step over the global batch; returns its loss, gradient norm and rate."""
         config, group, counters = self.config, self.group, self.counters
         step = counters.step
+        task = task_of_step(self.task, step, config.steps, config.curriculum)
         batches = [
-            self.task.examples(
+            task.examples(
                 seed=config.seed,
                 start=first_example(config, group, step, part),
                 count=self.share,

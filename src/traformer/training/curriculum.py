@@ -1,0 +1,28 @@
+"""Short examples first: the longest training length grows over the first part of a run."""
+
+from __future__ import annotations
+
+from traformer.errors import InputError
+from traformer.tasks import Task
+
+
+def check_curriculum(task: Task, share: float) -> None:
+    """A task whose examples all have one length has nothing to grow."""
+    shortest, longest = task.length_range
+    if share and (task.evaluator != "answers" or shortest == longest):
+        raise InputError(
+            f"curriculum {share:g} needs training lengths that vary, and those of this {task.name} are all {longest}; "
+            "leave it out, or give a smaller min_length if the task has one"
+        )
+
+
+def task_of_step(task: Task, step: int, steps: int, share: float) -> Task:
+    """What step `step` (from 0) draws its examples from: within the first `share` of the steps, only the shorter ones.
+
+    The longest length grows evenly from the shortest to the task's own, at which every later step is.
+    """
+    shortest, longest = task.length_range
+    growing = share * steps
+    if step + 1 >= growing:
+        return task
+    return task.at_length(shortest, shortest + int((longest - shortest) * (step + 1) / growing))

@@ -1,0 +1,59 @@
+"""Short examples first: which lengths a step draws from, that a resumed run draws the same, and what is refused."""
+
+import shutil
+
+import pytest
+
+from tests.training.test_loop import assert_same_run
+from tests.training.tiny import tiny_config
+from traformer.errors import InputError
+from traformer.tasks import Copy, build_task
+from traformer.training.curriculum import task_of_step
+from traformer.training.loop import train
+
+COPY = {"task": "copy", "task_options": {"max_length": 9, "vocabulary": 20}}
+
+
+def test_the_longest_length_grows_evenly_and_then_stays():
+    task = build_task("copy", {"max_length": 50, "min_length": 2})
+    ranges = [task_of_step(task, step, steps=100, share=0.6).length_range for step in range(100)]
+    assert {low for low, _ in ranges} == {2}
+    longest = [high for _, high in ranges]
+    assert longest == sorted(longest) and longest[0] == 2 and longest[58] == 49 and longest[29] == 26
+    assert all(task_of_step(task, step, 100, 0.6) is task for step in range(59, 100))
+    assert all(task_of_step(task, step, 100, 0.0) is task for step in range(100))
+    # The ids of symbols are those of the whole task, so that one model reads both.
+    assert task_of_step(task, 0, 100, 0.6).token_names == task.token_names
+
+
+def test_a_step_sees_no_longer_example(tmp_path, monkeypatch):
+    seen = []
+    draw = Copy.examples
+
+    def watched(self, seed, start, count):
+        batch = draw(self, seed, start, count)
+        seen.append((int(batch.lengths.max()) - 3) // 2)
+        return batch
+
+    monkeypatch.setattr(Copy, "examples", watched)
+    train(tiny_config(**COPY, steps=16, curriculum=1.0), tmp_path / "run", quiet=True)
+    assert all(length <= 1 + 8 * (step + 1) / 16 for step, length in enumerate(seen))
+    assert len(seen) == 16 and max(seen) >= 7
+
+
+def test_a_resumed_curriculum_is_the_same_run(tmp_path):
+    config = tiny_config(**COPY, curriculum=0.7)  # checkpoints at 4, 8, 12
+    train(config, tmp_path / "whole", quiet=True)
+    train(config, tmp_path / "broken", quiet=True)
+    for step in (12, 8):
+        shutil.rmtree(tmp_path / "broken" / "checkpoints" / f"step-{step}", ignore_errors=True)
+    train(config, tmp_path / "broken", resume=True, quiet=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "broken", 12)
+
+
+@pytest.mark.parametrize("task", ["flip_flop", "text"])
+def test_one_length_has_nothing_to_grow(tmp_path, task):
+    options = {"length": 12} if task == "flip_flop" else {"length": 12, "data": ["python-stdlib"]}
+    with pytest.raises(InputError, match="curriculum 0.5 needs training lengths that vary"):
+        train(tiny_config(task=task, task_options=options, curriculum=0.5), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
