@@ -29,8 +29,10 @@ _SMOKE = RunConfig(
     preset="tiny", steps=2, batch_size=4, lr=1e-3, log_every=1, save_every=2, keep=1, threads=1,
     model_options={"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, **_NO_DROPOUT},
 )  # fmt: skip
+# Short examples first, for every method: without it tra_plus does not learn to copy 50 symbols in 1,000 steps. Rate,
+# steps and curriculum are those with which one run of tra_plus, with a seed that no table has, learned the trained lengths.
 _LAPTOP = RunConfig(
-    preset="tiny", lr=1e-3, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
+    preset="tiny", lr=3e-3, curriculum=0.5, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
     model_options={"num_attention_heads": 4, "head_dim": 64, **_NO_DROPOUT},
 )  # fmt: skip
 _PAPER = RunConfig(preset="mini", lr=1e-4, log_every=100, save_every=1000)
@@ -82,7 +84,14 @@ def flip_flop(scale: str) -> list[Part]:
     laptop = Part(
         "flip_flop",
         _LAPTOP.replace(
-            task="flip_flop", task_options=options, preset="mini", model_options=_NO_DROPOUT, batch_size=8, steps=400
+            task="flip_flop",
+            task_options=options,
+            preset="mini",
+            model_options=_NO_DROPOUT,
+            batch_size=8,
+            steps=400,
+            lr=1e-3,
+            curriculum=0.0,
         ),
         "512,2048",
         2048,
@@ -113,7 +122,7 @@ def copy(scale: str) -> list[Part]:
         smoke = Part(name, _SMOKE.replace(task="copy", task_options=few), "3,12", 4, _seeds(1, "tra", "rope"))
         laptop = Part(
             name,
-            _LAPTOP.replace(task="copy", task_options=options, batch_size=64, steps=3000),
+            _LAPTOP.replace(task="copy", task_options=options, batch_size=64, steps=1500),
             _TO_300,
             512,
             everyone if alphabet == "unique" else _seeds(2, *OURS, "rope"),
@@ -138,7 +147,7 @@ def induction(scale: str) -> list[Part]:
     )
     laptop = Part(
         "induction",
-        _LAPTOP.replace(task="induction", task_options=options, batch_size=64, steps=3000, lr=2e-3),
+        _LAPTOP.replace(task="induction", task_options=options, batch_size=64, steps=1500),
         lengths,
         512,
         everyone,
@@ -163,7 +172,7 @@ def instructions(scale: str) -> list[Part]:
     options = {"max_length": 50}
     laptop = Part(
         "instructions",
-        _LAPTOP.replace(task="instructions", task_options=options, batch_size=64, steps=4000),
+        _LAPTOP.replace(task="instructions", task_options=options, batch_size=64, steps=2000),
         f"0-50,{_TO_500}",
         512,
         _seeds(2, *methods),
@@ -193,7 +202,7 @@ def algorithmic(scale: str) -> list[Part]:
         )
         laptop = Part(
             problem,
-            _LAPTOP.replace(task="algorithmic", task_options=options, batch_size=64, steps=2000),
+            _LAPTOP.replace(task="algorithmic", task_options=options, batch_size=64, steps=1500),
             f"1-50,{_TO_500}",
             512,
             _seeds(1, *methods),
