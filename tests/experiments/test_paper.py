@@ -98,7 +98,7 @@ def test_verdicts_from_runs(tmp_path):
                     512,
                     cell.config.seed,
                     cell.config.attention,
-                    3000,
+                    part.config.steps,
                     50,
                 )
                 for length, value in values[cell.config.attention].items()
