@@ -10,8 +10,8 @@ EXPERIMENTS: dict[str, str] = {
     "peers_lr": "the learning-rate search that comes before it",
     "what_works": "tra_plus with its parts left out one by one, and its peers: rates searched, 5 seeds, hypotheses",
     "copy_recipe": "tra_plus on copy, 3,000 steps, to 16 times the trained length: rates searched, 5 seeds, hypotheses",
-    "recall_in_text": "recall of pairs scattered in text, 64 tokens to 4,096: rates searched, 5 seeds, hypotheses",
+    "recall_in_text": "recall of pairs scattered in text, 128 tokens to 8,192: rates searched, 5 seeds, hypotheses",
     "text_reach": "text trained at a window of 512, read to 16,384: is the far context used? 5 seeds, hypotheses",
-    "recall_learning": "which division of heads learns recall in text, at the trained length",
+    "recall_learning": "which division of heads learns recall in text, with and without a curriculum",
     "copy_seeds": "4 seeds of TRA, tra_plus and RoPE on copy, checkpoints every 50 steps: which heads form, and when",
 }

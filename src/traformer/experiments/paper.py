@@ -29,8 +29,8 @@ _SMOKE = RunConfig(
     preset="tiny", steps=2, batch_size=4, lr=1e-3, log_every=1, save_every=2, keep=1, threads=1,
     model_options={"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, **_NO_DROPOUT},
 )  # fmt: skip
-# Short examples first, for every method: without it tra_plus does not learn to copy 50 symbols in 1,000 steps. Rate,
-# steps and curriculum are those with which one run of tra_plus, with a seed that no table has, learned the trained lengths.
+# Short examples first, for every method: without it tra_plus does not learn to copy 50 symbols in 1,000 steps. Rate and
+# curriculum are those with which one run of tra_plus, with a seed that no table has, learned the trained lengths.
 _LAPTOP = RunConfig(
     preset="tiny", lr=3e-3, curriculum=0.5, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
     model_options={"num_attention_heads": 4, "head_dim": 64, **_NO_DROPOUT},

@@ -1,11 +1,15 @@
-"""Recall in real text, trained to 64 tokens and tested at 64 times that, under the protocol of `protocol.py`.
+"""Recall in real text, trained to 128 tokens and tested at 64 times that, under the protocol of `protocol.py`.
 
-Two layers of 64, four heads of 32; sequences of 32 to 64 tokens with 2 to 4 pairs of 16 keys and 16 values; 2,000
-steps of 32. (With 1,000 steps two of five seeds of `near_far` had not learned the trained length; docs/evidence.md has
-these runs. The seeds here are fresh.) At every length the four pairs of training are in ever more text (split `fixed`),
-and, as far as there are keys, pairs in proportion (split `growing`). The text is the built-in one, or the folder that
-$TRAFORMER_TEXT names. 128 sequences for each length, each with four answers. `tra stretch` reads a run at longer
-lengths.
+Two layers of 64, four heads of 32; sequences of 18 to 128 tokens with 2 to 4 pairs of 16 keys and 16 values; 1,500
+steps of 32, in the first half of which the longest length grows from 18, where pairs and queries leave no room for
+text, to 128 (a curriculum of filler, for every arm). At every length the four pairs of training are in ever more text
+(split `fixed`), and, as far as there are keys, pairs in proportion (split `growing`). The text is the built-in one, or
+the folder that $TRAFORMER_TEXT names. 128 sequences for each length, each with four answers. `tra stretch` reads a run
+at longer lengths.
+
+It was declared twice before, trained to 64 tokens without a curriculum (docs/evidence.md has these runs): of `near_far`
+two seeds of five had not learned the trained length after 1,000 steps, one of five after 2,000. That the curriculum
+cures this was seen at the trained length, with a seed that is not used here. The seeds here are fresh.
 
 The arm `near_far` divides the work between layers, which is what learns (`recall_learning`, chosen at the trained
 length alone): the lower layer is `tra_plus`, half of whose heads look at the nearest kept key; in the upper one every
@@ -24,13 +28,13 @@ from traformer.experiments.protocol import Arm, AtLeast, Beats, Hypothesis, Plac
 from traformer.runs.config import RunConfig
 from traformer.types import JsonObject
 
-TITLE = "Recall in text: trained to 64 tokens, tested to 4,096"
+TITLE = "Recall in text: trained to 128 tokens, tested to 8,192"
 
-LENGTHS = "64,256,1024,4096"
+LENGTHS = "128,512,2048,8192"
 RECALL = RunConfig(
     task="recall",
     task_options={
-        "data": [os.environ.get("TRAFORMER_TEXT", "python-stdlib")], "length": 64, "min_length": 32, "pairs": 4,
+        "data": [os.environ.get("TRAFORMER_TEXT", "python-stdlib")], "length": 128, "min_length": 18, "pairs": 4,
         "keys": 16, "values": 16,
     },
     preset="tiny",
@@ -38,7 +42,7 @@ RECALL = RunConfig(
         "hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32,
         "attention_dropout": 0.0, "hidden_dropout": 0.0,
     },
-    steps=2000, batch_size=32, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
+    steps=1500, batch_size=32, curriculum=0.5, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
 )  # fmt: skip
 
 TEMPERATURE: JsonObject = {"temperature": True}
@@ -54,7 +58,7 @@ EQUAL = (
     *arms("rope_equal", "fot_equal"),
 )
 PEERS = arms("tra_plus", "rope", "asentmax", "tra", "rope_window", "lstm")
-PLACE_64X = Place("recall", "fixed", 64 * 64)
+PLACE_64X = Place("recall", "fixed", 64 * 128)
 
 HYPOTHESES: tuple[Hypothesis, ...] = (
     AtLeast("H1", "near_far recalls 90 % at 64 times the trained length, with as many pairs in more text", MAIN.name,
@@ -69,15 +73,14 @@ PROTOCOL = Protocol(
     settings={"recall": Setting("recall", RECALL, LENGTHS, "token_accuracy")},
     waves=(
         ("recall", (MAIN,)),
-        ("recall", EQUAL[:1]),
         ("recall", (NOTHING_REMOVED,)),
-        ("recall", EQUAL[1:]),
+        ("recall", EQUAL),
         ("recall", PEERS[:3]),
         ("recall", PEERS[3:]),
     ),
     hypotheses=HYPOTHESES,
     rates=(6.25e-4, 1.25e-3, 2.5e-3, 5e-3),
-    seeds=(20, 21, 22, 23, 24),
+    seeds=(30, 31, 32, 33, 34),
     examples=128,
 )
 
