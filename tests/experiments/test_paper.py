@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,8 @@ from traformer.models.from_run import build_model_config
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
 from traformer.tasks import build_task
+
+KEPT = Path(__file__).parents[2] / "results" / "reproduce-laptop"
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -60,6 +64,9 @@ def test_reproduce_everything_as_smoke_and_again(tmp_path, capsys, monkeypatch):
         assert TABLES[name].title in first and (tmp_path / name / "table.md").exists()
     assert "not tested at this scale" in (tmp_path / "copy" / "table.md").read_text()
     assert "chance" in (tmp_path / "flip_flop" / "table.md").read_text()
+    for picture in ("copy/copy_unique", "flip_flop/flip_flop-sparse", "text/text"):
+        assert "</svg>" in (tmp_path / f"{picture}.svg").read_text(), picture
+        assert (tmp_path / f"{picture}.png").stat().st_size > 1000
 
     def refuse(*args, **more):
         raise AssertionError("what is done is not done again")
@@ -72,6 +79,27 @@ def test_reproduce_everything_as_smoke_and_again(tmp_path, capsys, monkeypatch):
     again = capsys.readouterr().out
     lines = [line for line in again.splitlines() if "not tested" in line]
     assert lines and all(line in first.splitlines() for line in lines)
+
+
+def test_show_runs_nothing(tmp_path, capsys):
+    assert main(["reproduce", "copy", "--scale", "laptop", "--out", str(tmp_path / "runs"), "--show"]) == 0
+    assert "nothing of it has been measured yet" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("config.yaml")) and not list(tmp_path.rglob("table.md"))
+
+
+@pytest.mark.parametrize("table", sorted(path.name for path in KEPT.iterdir() if path.is_dir()))
+def test_committed_tables_are_those_of_the_committed_records(table, tmp_path, capsys):
+    records = tmp_path / "results" / "records.jsonl"
+    records.parent.mkdir()
+    shutil.copy(KEPT / "records.jsonl", records)
+    command = ["reproduce", table, "--scale", "laptop", "--out", str(tmp_path / "runs"), "--records", str(records)]
+    assert main([*command, "--show"]) == 0
+    names = sorted(path.name for path in (KEPT / table).iterdir() if path.suffix != ".png")
+    assert names == sorted(path.name for path in (records.parent / table).iterdir() if path.suffix != ".png")
+    for name in names:
+        made, kept = (path.read_text(encoding="utf-8") for path in (records.parent / table / name, KEPT / table / name))
+        assert made == kept, f"{name} is not what its records say; make it again with {' '.join(command)} --show"
+    assert records.read_bytes() == (KEPT / "records.jsonl").read_bytes()
 
 
 def test_verdicts_from_runs(tmp_path):

@@ -9,6 +9,7 @@ from traformer.commands import upcycle
 from traformer.commands.arguments import positive_int
 from traformer.commands.sweep import add_records, run_cells
 from traformer.errors import InputError, unknown_name
+from traformer.storage import check_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="where the runs go (default: runs/reproduce-SCALE)")
     parser.add_argument("--jobs", type=positive_int, help="cells at once (default: cores / threads per cell)")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, auto, or local")
+    parser.add_argument(
+        "--show", action="store_true", help="run nothing: print the tables of what is done, or recorded, so far"
+    )
     add_records(parser)
     upcycle.add_arguments(parser)
 
@@ -56,10 +60,13 @@ def main(args: argparse.Namespace) -> int:
     if args.records and args.scale == "smoke":
         raise InputError("--records is for results worth keeping; leave it out with --scale smoke")
     out = Path(args.out or f"runs/reproduce-{args.scale}")
+    if args.records:
+        check_file(Path(args.records))
     failed = 0
     for name in TABLE_NAMES if args.table == "all" else [args.table]:
         if name == COST:
-            _cost(args.scale, out / COST)
+            if not args.show:
+                _cost(args.scale, out / COST)
             continue
         print(f"\n{TABLES[name].title} (scale {args.scale})")
         parts = parts_of(name, args.scale)
@@ -70,6 +77,11 @@ def main(args: argparse.Namespace) -> int:
 
 def _run(cells: list, out: Path, args: argparse.Namespace) -> int:
     """Run the cells that are not done; the number that failed. Smoke cells are short and share this process."""
+    if args.show:
+        from traformer.sweeps.records import read_records, restore
+
+        restore(cells, read_records(args.records) if args.records else {}, out)
+        return 0
     if args.scale == "smoke" and not args.ray:
         from traformer.sweeps.cell import run_cell
 
@@ -84,30 +96,48 @@ def _run(cells: list, out: Path, args: argparse.Namespace) -> int:
 
 
 def _show(parts: list[Part], out: Path, args: argparse.Namespace) -> None:
-    """Print every part's table and verdicts, and write them beside the runs as table.md."""
+    """Print every part's table and verdicts, and write them with a figure beside the runs, and beside the records."""
+    from pathlib import Path
+
+    from traformer.experiments.paper_results import summaries, verdicts
+    from traformer.terminal import new_table, show
+
+    found: list[Verdict] = []
+    measured = [summary for part in parts for summary in summaries(part, out, args.seeds)]
+    for summary in measured:
+        table = new_table(summary.title, ["method"], [*summary.lengths, "seeds", "sequences"])
+        for row in _rows(summary):
+            table.add_row(*row)
+        show(table)
+        found += verdicts(summary, args.scale)
+    for verdict in found:
+        print(f"{verdict.name}: {verdict.claim}: {verdict.outcome} ({verdict.numbers})")
+    if not measured:
+        print("nothing of it has been measured yet")
+        return
+    _write(out, measured, found)
+    if args.records:
+        _write(Path(args.records).parent / out.name, measured, found)
+
+
+def _write(folder: Path, measured: list[Summary], found: list[Verdict]) -> None:
+    """table.md, verdicts.json, and each table drawn as SVG and PNG."""
     import json
     from dataclasses import asdict
 
-    from traformer.experiments.paper_results import summaries, verdicts
     from traformer.experiments.summary import markdown_verdicts
-    from traformer.storage import write_atomically
-    from traformer.terminal import new_table, show
+    from traformer.reports.paper_tables import drawn
+    from traformer.reports.png import save_png
+    from traformer.reports.svg import standalone
+    from traformer.storage import make_folder, write_atomically
 
-    pages: list[str] = []
-    found: list[Verdict] = []
-    for part in parts:
-        for summary in summaries(part, out, args.seeds):
-            rows = _rows(summary)
-            table = new_table(summary.title, ["method"], [*summary.lengths, "seeds", "sequences"])
-            for row in rows:
-                table.add_row(*row)
-            show(table)
-            pages.append(_markdown(summary, rows))
-            found += verdicts(summary, args.scale)
-    for verdict in found:
-        print(f"{verdict.name}: {verdict.claim}: {verdict.outcome} ({verdict.numbers})")
-    write_atomically(out / "table.md", "\n".join([*pages, markdown_verdicts(found)]))
-    write_atomically(out / "verdicts.json", json.dumps([asdict(verdict) for verdict in found], indent=1) + "\n")
+    make_folder(folder)
+    pages = [_markdown(summary, _rows(summary)) for summary in measured]
+    write_atomically(folder / "table.md", "\n".join([*pages, markdown_verdicts(found)]))
+    write_atomically(folder / "verdicts.json", json.dumps([asdict(verdict) for verdict in found], indent=1) + "\n")
+    for name, svg in drawn(measured).items():
+        write_atomically(folder / f"{name}.svg", standalone(svg, follow_reader=True))
+        save_png(svg, folder / f"{name}.png")
 
 
 def _rows(summary: Summary) -> list[list[str]]:
