@@ -5,7 +5,6 @@ a CUDA graph.
 """
 
 import os
-from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -61,7 +60,7 @@ def test_forward_and_backward(launched, name, dtype):
     with FakeTensorMode():
         q, k, v, log_decay = draw(dtype)
         problem = make_problem(q, k, v, log_decay, OPTIONS[name]())
-        problem = replace(problem, needs_grad=True)
+        problem = problem._replace(needs_grad=True)
         result = backend.forward(problem)
         gradients = backend.backward(
             problem.for_backward(), torch.randn_like(q), Saved(result.out, result.normaliser, result.reach)
@@ -76,7 +75,7 @@ def test_packed_sequences(launched):
     with FakeTensorMode():
         q, k, v, log_decay = draw()
         first_key = torch.zeros(300, dtype=torch.int32, device="cuda")
-        problem = replace(make_problem(q, k, v, log_decay, {}), first_key=first_key, needs_grad=True)
+        problem = make_problem(q, k, v, log_decay, {})._replace(first_key=first_key, needs_grad=True)
         backend.forward(problem)
     assert launched == ["summary_kernel", "forward_kernel"]
 
@@ -91,7 +90,7 @@ def test_decode(launched, indexed):
             norm = torch.empty(65, 2, 2, device="cuda").permute(
                 1, 2, 0
             )  # its [:, :, 0] needs no copy, which needs CUDA
-            problem = replace(problem, key_low=low, key_high=high, key_norm=norm)
+            problem = problem._replace(key_low=low, key_high=high, key_norm=norm)
         backend.forward(problem)
     assert launched == ["decode_kernel", "decode_kernel", "join_kernel"]
 
