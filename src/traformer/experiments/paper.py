@@ -107,7 +107,7 @@ def flip_flop(scale: str) -> list[Part]:
     return [_of(scale, smoke, laptop, paper)]
 
 
-_PEERS = ("alibi", "cope", "fot", "asentmax")
+_PEERS = ("fire", "alibi", "cope", "fot", "asentmax")
 _TO_300 = "1-50,51-100,101-150,151-200,201-250,251-300"
 _LONG = {"batch_size": 128, "steps": 31_250}  # 4 million examples
 
