@@ -387,16 +387,19 @@ static void finish_query(const Call& c, const Query& q, int64_t flat, const Part
   for (int d = 0; d < c.D; d++) poisoned |= !finite(out[d]);  // a kept value was not finite
   poisoned |= count > 0 && q.decay_bad;
   const int64_t offset = q.b * p.out.stride_b + q.h * p.out.stride_h + q.t * p.out.stride_t;
+  float normaliser;
   if (poisoned) {
     fill_row(p.dtype, p.out.data, offset, c.D, NOT_A_NUMBER);
-    p.normaliser[flat] = NOT_A_NUMBER;
+    normaliser = NOT_A_NUMBER;
   } else if (count == 0) {
     fill_row(p.dtype, p.out.data, offset, c.D, 0.f);
-    p.normaliser[flat] = INF;
+    normaliser = INF;
   } else {
     store_row(p.dtype, p.out.data, offset, c.D, out, (c.dropout ? p.dropout_scale : 1.f) / sum);
-    p.normaliser[flat] = (float)(((double)__builtin_log2f(sum) + shift) * LN2);
+    normaliser = (float)(((double)__builtin_log2f(sum) + shift) * LN2);
   }
+  if (!p.normaliser) return;
+  p.normaliser[flat] = normaliser;
   p.kept[flat] = (int32_t)count;
   reach = most(reach, q.first);
   p.reach[flat] = reach <= q.last ? reach : (int32_t)(p.query_start + q.t) + 1;

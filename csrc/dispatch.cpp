@@ -70,6 +70,13 @@ static bool valid(const TraProblem* p) {
          p->threads >= 1 && p->threads <= TRA_MOST_THREADS;
 }
 
+static bool decays(const TraProblem* p) {
+  const int64_t rows = p->batch * p->query_heads * p->queries;
+  bool good = true;
+  for (int64_t i = 0; i < rows; i++) good &= !(p->log_decay[i] > 0.f) & (p->log_decay[i] != -__builtin_inff());
+  return good;  // NaN passes: it makes its row NaN
+}
+
 extern "C" {
 const char* tra_isa_name(int index) { return index >= 0 && index < kCount ? kIsas[index].name : nullptr; }
 int tra_isa_supported(int index) { return index >= 0 && index < kCount && kIsas[index].supported(); }
@@ -93,6 +100,7 @@ int64_t tra_problem_size(void) { return sizeof(TraProblem); }
 int tra_forward(int isa, const TraProblem* problem) {
   if (!tra_isa_supported(isa)) return TRA_NO_SUCH_ISA;
   if (!valid(problem)) return TRA_BAD_ARGUMENT;
+  if (!decays(problem)) return TRA_BAD_DECAY;
   return kIsas[isa].forward(problem);
 }
 int tra_backward(int isa, const TraProblem* problem) {

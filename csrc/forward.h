@@ -122,16 +122,19 @@ static void write_row(const Call& c, const Lanes& s, int lane, const float* out,
   int64_t t = s.row[lane], flat = (b * p.query_heads + h) * p.queries + t;
   int64_t offset = b * p.out.stride_b + h * p.out.stride_h + t * p.out.stride_t;
   int kept = (int)s.count[lane];
+  float normaliser;
   if (s.poisoned[lane] || (kept > 0 && s.decay_bad[lane])) {
     fill_row(p.dtype, p.out.data, offset, c.D, NOT_A_NUMBER);
-    p.normaliser[flat] = NOT_A_NUMBER;
+    normaliser = NOT_A_NUMBER;
   } else if (kept == 0) {
     fill_row(p.dtype, p.out.data, offset, c.D, 0.f);
-    p.normaliser[flat] = INF;
+    normaliser = INF;
   } else {
     store_row(p.dtype, p.out.data, offset, c.D, out + (int64_t)lane * c.D, (c.dropout ? p.dropout_scale : 1.f) / s.sum[lane]);
-    p.normaliser[flat] = (float)(((double)__builtin_log2f(s.sum[lane]) + s.shift[lane]) * LN2);
+    normaliser = (float)(((double)__builtin_log2f(s.sum[lane]) + s.shift[lane]) * LN2);
   }
+  if (!p.normaliser) return;
+  p.normaliser[flat] = normaliser;
   reach = most(reach, s.first[lane]);
   p.reach[flat] = reach <= s.last[lane] ? reach : (int32_t)(p.query_start + t) + 1;
   p.kept[flat] = kept;

@@ -18,6 +18,7 @@ enum {
   TRA_OUT_OF_MEMORY = 1,
   TRA_BAD_ARGUMENT = 2,
   TRA_NO_SUCH_ISA = 3,
+  TRA_BAD_DECAY = 4,  // a log_decay is above 0, or -inf
 };
 
 typedef struct {
@@ -53,7 +54,7 @@ typedef struct {
   const float* index_norm;
   int64_t index_stride;  // blocks allocated per (batch, key head)
 
-  // forward writes these; backward reads out, normaliser, reach
+  // forward writes these; backward reads out, normaliser, reach. Where normaliser is null, forward writes out alone.
   TraTensor out;
   float* normaliser;
   int32_t* reach;

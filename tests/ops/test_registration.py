@@ -90,6 +90,7 @@ def test_a_backend_is_one_module_and_one_entry(monkeypatch):
     module.unavailable_reason = lambda: None
     module.unsupported_reason = lambda dtype, head_size: None if head_size == 16 else "backend 'mirror' takes size 16"
     module.forward = lambda problem: (lambda result: result._replace(out=-result.out))(blockwise.forward(problem))
+    module.output = lambda problem: module.forward(problem).out
     module.backward = lambda problem, grad_out, saved: blockwise.backward(
         problem, -grad_out, saved._replace(out=-saved.out)
     )

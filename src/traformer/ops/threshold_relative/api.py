@@ -13,7 +13,7 @@ from traformer.ops.threshold_relative import reference
 from traformer.ops.threshold_relative.backends import BACKENDS, choose_backend
 from traformer.ops.threshold_relative.options import AttentionOptions, KeyOptions, WalkOptions, make_problem
 from traformer.ops.threshold_relative.problem import Problem
-from traformer.ops.threshold_relative.registration import run_forward
+from traformer.ops.threshold_relative.registration import run_forward, run_output
 
 
 class AttentionMap(NamedTuple):
@@ -72,7 +72,7 @@ def threshold_relative_attention(
         raise InputError(f"key_index needs the backend 'cpu' or 'triton', not {chosen!r}; leave it out")
     if not BACKENDS[chosen].fused:
         return reference.forward(problem)
-    return run_forward(chosen, problem).out
+    return run_output(chosen, problem)
 
 
 def attention_map(q: Tensor, k: Tensor, log_decay: Tensor, **options: Unpack[KeyOptions]) -> AttentionMap:

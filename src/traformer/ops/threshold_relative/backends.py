@@ -26,7 +26,11 @@ class FusedBackend(Protocol):
     def unsupported_reason(self, dtype: torch.dtype, head_size: int) -> str | None:
         """None where it takes tensors of this type and head size, else one clause that says why not."""
 
-    def forward(self, problem: Problem) -> Forward: ...
+    def forward(self, problem: Problem) -> Forward:
+        """Also refuses values that no problem may have, see `options.check_values`."""
+
+    def output(self, problem: Problem) -> Tensor:
+        """`forward(problem).out` alone, for a call that no backward follows."""
 
     def backward(self, problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients: ...
 

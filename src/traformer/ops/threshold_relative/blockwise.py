@@ -16,6 +16,7 @@ from torch import Tensor
 from traformer.ops.threshold_relative.bounds import finished
 from traformer.ops.threshold_relative.decision import decide
 from traformer.ops.threshold_relative.dropout import row_keys, survivors
+from traformer.ops.threshold_relative.options import check_values
 from traformer.ops.threshold_relative.problem import Forward, Gradients, Problem, Saved, empty_forward, empty_gradients
 
 ROWS = 64  # queries of an item
@@ -167,7 +168,12 @@ def unsupported_reason(dtype: torch.dtype, head_size: int) -> None:
     """It takes every type and head size."""
 
 
+def output(problem: Problem) -> Tensor:
+    return forward(problem).out
+
+
 def forward(problem: Problem) -> Forward:
+    check_values(problem.log_decay, problem.threshold)
     result = empty_forward(problem)
     if 0 in problem.q.shape or problem.k.shape[2] == 0:
         result.out.zero_()

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -15,7 +15,16 @@ from torch import Tensor
 from traformer.errors import InputError
 from traformer.ops.threshold_relative import pieces
 from traformer.ops.threshold_relative.dropout import drop_limit
-from traformer.ops.threshold_relative.problem import Forward, Gradients, Problem, Saved, empty_forward, empty_gradients
+from traformer.ops.threshold_relative.options import check_values
+from traformer.ops.threshold_relative.problem import (
+    Forward,
+    Gradients,
+    Problem,
+    Saved,
+    empty_forward,
+    empty_gradients,
+    empty_heads_last,
+)
 from traformer.processor import LIBRARY_VARIABLE, library_path
 
 ISA_VARIABLE = "TRAFORMER_CPU_ISA"
@@ -32,6 +41,7 @@ _FUNCTIONS = (
     "tra_forward",
     "tra_backward",
 )
+_BAD_DECAY = 4
 _ERRORS = {1: "not enough memory for the workspace", 2: "the problem is malformed", 3: "no such instruction set"}
 
 
@@ -183,12 +193,29 @@ def forward(problem: Problem) -> Forward:
     return result
 
 
+def output(problem: Problem) -> Tensor:
+    q = problem.q
+    if q.shape[3] % CHANNEL_STEP or len(pieces.cut(problem)) > 1:
+        return forward(problem).out
+    out = empty_heads_last(q, q.shape[1], q.shape[2])
+    _fill(problem, out, (0, 0, 0))
+    return out
+
+
 def _forward_piece(problem: Problem) -> Forward:
-    out, normaliser, reach, kept = result = empty_forward(problem)
-    inputs, _keep_alive = _describe(problem)
-    rows = (normaliser.data_ptr(), reach.data_ptr(), kept.data_ptr())
-    _run("tra_forward", (*inputs, out.data_ptr(), *out.stride()[:3], *rows, *_NO_GRADIENTS))
+    out, *rows = result = empty_forward(problem)
+    _fill(problem, out, (x.data_ptr() for x in rows))
     return result
+
+
+def _fill(problem: Problem, out: Tensor, rows: Iterable[int]) -> None:
+    """Run the forward into `out` and the arrays that `rows` points to, normaliser, reach and kept; 0: not wanted."""
+    if problem.threshold is not None:
+        check_values(problem.log_decay, problem.threshold)
+    inputs, _keep_alive = _describe(problem)
+    status = _run("tra_forward", (*inputs, out.data_ptr(), *out.stride()[:3], *rows, *_NO_GRADIENTS))
+    if status == _BAD_DECAY:  # the kernel looks at every decay anyway, so only here
+        check_values(problem.log_decay, None)
 
 
 def backward(problem: Problem, grad_out: Tensor, saved: Saved) -> Gradients:
@@ -270,10 +297,12 @@ def _function(name: str, forced_isa: str) -> Callable[[bytes], int]:
     return functools.partial(getattr(library, name), list(instruction_sets()).index(instruction_set()))
 
 
-def _run(name: str, described: Described) -> None:
+def _run(name: str, described: Described) -> int:
+    """0, or _BAD_DECAY; what else may go wrong is no fault of the problem's values."""
     status = _function(name, os.environ.get(ISA_VARIABLE, ""))(_PROBLEM.pack(*described))
-    if status:
+    if status not in (0, _BAD_DECAY):
         raise RuntimeError(f"the cpu kernel failed: {_ERRORS.get(status, status)}")
+    return status
 
 
 def _strided(x: Tensor, keep_alive: list[Tensor]) -> tuple[int, int, int, int]:

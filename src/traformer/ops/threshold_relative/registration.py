@@ -13,7 +13,6 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 
 from traformer.errors import InputError
 from traformer.ops.threshold_relative.backends import fused_backend
-from traformer.ops.threshold_relative.options import check_values
 from traformer.ops.threshold_relative.problem import (
     SCHEMA,
     Forward,
@@ -34,12 +33,7 @@ _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter, float, int, bool, type(Non
     schema=f"(str backend, {SCHEMA}) -> (Tensor out, Tensor normaliser, Tensor reach, Tensor kept)",
 )
 def forward_op(backend: str, *values: Value) -> Forward:
-    return _forward(backend, Problem._make(values))
-
-
-def _forward(backend: str, problem: Problem) -> Forward:
-    check_values(problem.log_decay, problem.threshold)
-    return fused_backend(backend).forward(problem)
+    return fused_backend(backend).forward(Problem._make(values))
 
 
 def run_forward(backend: str, problem: Problem) -> Forward:
@@ -49,7 +43,14 @@ def run_forward(backend: str, problem: Problem) -> Forward:
     """
     if _torch_takes_part(problem):
         return Forward(*forward_op(backend, *problem))
-    return _forward(backend, problem)
+    return fused_backend(backend).forward(problem)
+
+
+def run_output(backend: str, problem: Problem) -> Tensor:
+    """`run_forward(...).out`, and nothing that only a backward or `attention_stats` would read."""
+    if _torch_takes_part(problem):
+        return Forward(*forward_op(backend, *problem)).out
+    return fused_backend(backend).output(problem)
 
 
 def _torch_takes_part(problem: Problem) -> bool:

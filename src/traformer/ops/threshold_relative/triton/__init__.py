@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from traformer.errors import InputError
+from traformer.ops.threshold_relative.options import check_values
 from traformer.ops.threshold_relative.problem import Forward, Gradients, Problem, Saved
 from traformer.ops.threshold_relative.triton.configurations import LARGEST_HEAD, MOST_KEYS
 
@@ -66,10 +67,15 @@ def _check(problem: Problem) -> None:
         )
 
 
+def output(problem: Problem) -> Tensor:
+    return forward(problem).out
+
+
 def forward(problem: Problem) -> Forward:
     from traformer.ops.threshold_relative.triton.decode_kernels import decode, is_decode
     from traformer.ops.threshold_relative.triton.forward_kernel import forward as walk
 
+    check_values(problem.log_decay, problem.threshold)
     _check(problem)
     return decode(problem) if is_decode(problem) else walk(problem)
 
