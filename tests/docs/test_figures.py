@@ -125,7 +125,8 @@ def test_fresh_seeds_of_copy():
 
 def test_recall_after_1000_steps():
     right = {}
-    for record in map(json.loads, (RESULTS / "recall_in_text/64_tokens/records_1000_steps.jsonl").read_text().splitlines()):
+    records = RESULTS / "recall_in_text/64_tokens/records_1000_steps.jsonl"
+    for record in map(json.loads, records.read_text().splitlines()):
         for row in ({**record["shared"], **row} for row in record["results"]):
             if (row["metric"], row["split"]) == ("token_accuracy", "fixed"):
                 right[record["name"], row["length"]] = row
