@@ -97,6 +97,7 @@ int tra_set_flush_denormals(int flush, int threads) {
   return before;
 }
 int64_t tra_problem_size(void) { return sizeof(TraProblem); }
+int tra_interface(void) { return TRA_INTERFACE; }
 int tra_forward(int isa, const TraProblem* problem) {
   if (!tra_isa_supported(isa)) return TRA_NO_SUCH_ISA;
   if (!valid(problem)) return TRA_BAD_ARGUMENT;

@@ -13,6 +13,9 @@ enum { TRA_FLOAT32 = 0, TRA_BFLOAT16 = 1, TRA_FLOAT16 = 2 };
 
 enum { TRA_MOST_THREADS = 256 };  // more are refused: starting hundreds of thousands would end the process
 
+// Raise it whenever the fields of TraProblem, or what they may hold, change.
+enum { TRA_INTERFACE = 2 };
+
 enum {
   TRA_OK = 0,
   TRA_OUT_OF_MEMORY = 1,
@@ -78,8 +81,9 @@ int tra_amx_is_broken(void);
 // Sets whether the calling thread and the first `threads` of its OpenMP pool flush denormal numbers to zero, from now on.
 // Returns whether the calling thread did before.
 int tra_set_flush_denormals(int flush, int threads);
-// sizeof(TraProblem), so that a loader can refuse a library of another version.
+// sizeof(TraProblem) and TRA_INTERFACE, so that a loader can refuse a library of another version.
 int64_t tra_problem_size(void);
+int tra_interface(void);
 
 #ifdef __cplusplus
 }

@@ -119,6 +119,17 @@ def test_a_wish_that_cannot_be_met_is_an_error_also_for_auto(monkeypatch, tmp_pa
             _forget_the_library()
 
 
+def test_a_kernel_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(cpu, "_INTERFACE", -1)
+    _forget_the_library()
+    try:
+        with pytest.raises(InputError, match=r"was compiled from another version of the package; install .* again"):
+            threshold_relative_attention(*make(queries=3, width=8, dtype=torch.float32), backend="cpu")
+    finally:
+        monkeypatch.undo()
+        _forget_the_library()
+
+
 def test_a_missing_kernel_is_mentioned_once(monkeypatch, caplog, tmp_path):
     inputs = make(queries=3, width=8, dtype=torch.float32)
     monkeypatch.delenv(cpu.ISA_VARIABLE, raising=False)

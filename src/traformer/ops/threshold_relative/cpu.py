@@ -37,10 +37,12 @@ _FUNCTIONS = (
     "tra_isa_name",
     "tra_isa_supported",
     "tra_problem_size",
+    "tra_interface",
     "tra_set_flush_denormals",
     "tra_forward",
     "tra_backward",
 )
+_INTERFACE = 2  # TRA_INTERFACE in csrc/traformer.h
 _BAD_DECAY = 4
 _ERRORS = {1: "not enough memory for the workspace", 2: "the problem is malformed", 3: "no such instruction set"}
 
@@ -81,7 +83,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
         return None, other_version
     library.tra_isa_name.restype = ctypes.c_char_p
     library.tra_problem_size.restype = ctypes.c_int64
-    if library.tra_problem_size() != _PROBLEM.size:
+    if (library.tra_problem_size(), library.tra_interface()) != (_PROBLEM.size, _INTERFACE):
         return None, other_version
     return library, None
 
