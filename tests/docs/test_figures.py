@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from traformer.experiments.upcycle import ARMS
 from traformer.reports.overview import pictures
 from traformer.reports.svg import standalone
 
@@ -170,23 +169,48 @@ def test_the_readme_shows_the_headline():
     assert "(results/what_works/headline.svg)" in first_screen and "make demo" in first_screen
 
 
-def test_the_table_of_upcycle_is_that_of_its_results():
-    """Loss by place, line by line, and the losses with growing distances that the text names."""
+def test_the_figures_of_upcycle_are_those_of_its_results():
+    """The tables as the command wrote them, what tuning cost, how layers start, what each recalls."""
     page = (ROOT / "docs/upcycle.md").read_text(encoding="utf-8")
-    with open(RESULTS / "upcycle/places.csv", encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    folder = RESULTS / "upcycle"
+    for mark, table in (("upcycle", "table.md"), ("every layer", "every_layer/table.md")):
+        shown = page.split(f"<!-- {mark} -->")[1].split("<!-- end -->")[0]
+        assert shown.strip() == (folder / table).read_text(encoding="utf-8").strip()
+    runs = ("layers", "logits", "every_layer/layers", "every_layer/logits", "every_sixth_layer/stage1_2048")
+    for run in runs:
+        last = [json.loads(line) for line in (folder / f"{run}.jsonl").read_text().splitlines()][-1]
+        assert f"{last['tokens']:,} tokens, {last['clock']['cpu_seconds']:,.0f} CPU seconds" in page, run
+    starts = [json.loads(line) for line in (folder / "starts.jsonl").read_text().splitlines()]
+    for row in (row for row in starts if row["step"] == 24):
+        assert f"| {row['lr']:g} | {row['loss']:.3f} |" in page
+    found = json.loads((folder / "recall_by_layer.json").read_text())
+    for layer in found["chosen"]:
+        lost = found["whole"]["log_probability"] - found["without"][layer]["log_probability"]
+        assert f"| layer {layer} | {lost:.2f} |" in page
 
-    def losses(arm: str, distance: str) -> list[str]:
-        return [row["nats"] for row in rows if (row["arm"], row["distance_of_sinks"]) == (arm, distance)]
 
-    for arm, distance in (("source", "as the source has them"), ("windows", "kept"), ("hybrid_layers", "kept")):
-        shown = " | ".join(f"{float(loss):.3f}" for loss in losses(arm, distance)[:7])
-        assert f"| {ARMS[arm]} | {shown} |" in page, arm
-    for place, words in (
-        (-2, "{:.2f} (windows) and {:.2f} (hybrid) nats"),
-        (-1, "{:.2f} and {:.2f} in places to 32,768"),
-    ):
-        grown = [float(losses(arm, "growing")[place]) for arm in ("windows", "hybrid_layers")]
-        assert words.format(*grown) in page
-    last = [json.loads(line) for line in (RESULTS / "upcycle/stage1_2048.jsonl").read_text().splitlines()][-1]
-    assert f"{last['tokens']:,} tokens, {last['clock']['cpu_seconds']:,.0f} CPU seconds" in page
+def test_the_laptop_tables_are_those_of_the_records():
+    """On the evidence page whole; in README row by row, its columns taken from three of them."""
+    marks = "<!-- laptop -->", "<!-- end of laptop -->"
+    evidence, readme = (
+        (ROOT / page).read_text(encoding="utf-8").split(marks[0])[1].split(marks[1])[0]
+        for page in ("docs/evidence.md", "README.md")
+    )
+    tables = {}
+    for table in ("flip_flop", "induction", "copy"):
+        text = (RESULTS / "reproduce-laptop" / table / "table.md").read_text(encoding="utf-8")
+        assert text.strip() in evidence, table
+        for block in text.split("\n\n"):
+            rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+            tables[rows[0][0]] = {row[0]: dict(zip(rows[0][1:], row[1:], strict=True)) for row in rows[2:]}
+    columns = (
+        ("flip_flop, sparse", "2048"),
+        *(("induction", bucket) for bucket in ("51-100", "251-300")),
+        *(("copy_unique", bucket) for bucket in ("51-100", "151-200", "251-300")),
+    )
+    shown = readme.strip().splitlines()[2:]
+    assert len(shown) == 9
+    for line in shown:
+        name, *cells, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        expected = [tables[f"{table}: exact match"].get(name.strip("`"), {}).get(at, "") for table, at in columns]
+        assert cells == expected, name

@@ -37,9 +37,9 @@ ARMS: dict[str, str] = {
     INTERPOLATED: "source, positions interpolated",
     NTK: "source, NTK scaling",
     WINDOWS: "source, sliding windows and sinks",
-    UNTUNED: "hybrid, not tuned",
-    LAYERS: "hybrid, after stage 1 (layers)",
-    HYBRID: "hybrid, after stage 2 (logits)",
+    UNTUNED: "converted, not tuned",
+    LAYERS: "converted, after stage 1 (layers)",
+    HYBRID: "converted, after stage 2 (logits)",
 }
 
 
@@ -77,7 +77,7 @@ PLANS: dict[str, Plan] = {
     ),
     "laptop": Plan(
         None, 2048, 4, 2048, 2, 60, 2048, 24, 3e-3, 2e-4, 12, (512, 2048, 8192, 16_384, 32_768), None, 32_768,
-        (1024, 8192, 16_384), 5, 2,
+        (1024, 8192, 16_384, 32_768), 5, 2,
     ),
 }  # fmt: skip
 
