@@ -1,15 +1,17 @@
 """Recall in real text, trained to 128 tokens and tested at 64 times that, under the protocol of `protocol.py`.
 
-Two layers of 64, four heads of 32; sequences of 18 to 128 tokens with 2 to 4 pairs of 16 keys and 16 values; 1,500
+Two layers of 64, four heads of 32; sequences of 18 to 128 tokens with 2 to 4 pairs of 16 keys and 16 values; 1,000
 steps of 32, in the first half of which the longest length grows from 18, where pairs and queries leave no room for
 text, to 128 (a curriculum of filler, for every arm). At every length the four pairs of training are in ever more text
 (split `fixed`), and, as far as there are keys, pairs in proportion (split `growing`). The text is the built-in one, or
 the folder that $TRAFORMER_TEXT names. 128 sequences for each length, each with four answers. `tra stretch` reads a run
 at longer lengths.
 
-It was declared twice before, trained to 64 tokens without a curriculum (docs/evidence.md has these runs): of `near_far`
-two seeds of five had not learned the trained length after 1,000 steps, one of five after 2,000. That the curriculum
-cures this was seen at the trained length, with a seed that is not used here. The seeds here are fresh.
+It was declared three times before (docs/evidence.md has these runs), and every time some seeds of `near_far` stayed on
+a plateau at the trained length: without a curriculum, and then at a rate that one search seed had chosen and that is
+too high for others. So the search now has two seeds, and a rate at which one of them fails loses. The far gates start
+at 10 instead of 6: 6 forgets 0.25 % per kept key and so limits the reach to some 400 of them by itself, 10 to some
+22,000. Both learn the trained length, which is all that was looked at (seeds 210 and 211, which are not used here).
 
 The arm `near_far` divides the work between layers, which is what learns (`recall_learning`, chosen at the trained
 length alone): the lower layer is `tra_plus`, half of whose heads look at the nearest kept key; in the upper one every
@@ -42,20 +44,20 @@ RECALL = RunConfig(
         "hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32,
         "attention_dropout": 0.0, "hidden_dropout": 0.0,
     },
-    steps=1500, batch_size=32, curriculum=0.5, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
+    steps=1000, batch_size=32, curriculum=0.5, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
 )  # fmt: skip
 
 TEMPERATURE: JsonObject = {"temperature": True}
-FAR: JsonObject = {"gate_bias": 6.0, **TEMPERATURE}  # every head starts to forget 0.25 % per kept key
+FAR: JsonObject = {"gate_bias": 10.0, **TEMPERATURE}  # every head starts to forget 0.0045 % per kept key
 NO_REMOVAL: JsonObject = {"removal": False}
 LOCAL: JsonObject = {"sliding_window": 8}
 
 MAIN = Arm("near_far", "tra_plus,tra_straight_through", {"tra_straight_through": FAR})
 NOTHING_REMOVED = Arm("near_far_no_removal", "tra_plus_no_removal,tra_variant", {"tra_variant": {**FAR, **NO_REMOVAL}})
 EQUAL = (
-    Arm("local_nope", "rope,nope", {"rope": {**LOCAL, **TEMPERATURE}, "nope": TEMPERATURE}),
     Arm("fot_near_far", "fot_equal,fot", {"fot": FAR}),
-    *arms("rope_equal", "fot_equal"),
+    Arm("local_nope", "rope,nope", {"rope": {**LOCAL, **TEMPERATURE}, "nope": TEMPERATURE}),
+    *arms("fot_equal", "rope_equal"),
 )
 PEERS = arms("tra_plus", "rope", "asentmax", "tra", "rope_window", "lstm")
 PLACE_64X = Place("recall", "fixed", 64 * 128)
@@ -74,13 +76,15 @@ PROTOCOL = Protocol(
     waves=(
         ("recall", (MAIN,)),
         ("recall", (NOTHING_REMOVED,)),
-        ("recall", EQUAL),
+        ("recall", EQUAL[:2]),
+        ("recall", EQUAL[2:]),
         ("recall", PEERS[:3]),
         ("recall", PEERS[3:]),
     ),
     hypotheses=HYPOTHESES,
     rates=(6.25e-4, 1.25e-3, 2.5e-3, 5e-3),
-    seeds=(30, 31, 32, 33, 34),
+    search_seeds=(200, 201),
+    seeds=(40, 41, 42, 43, 44),
     examples=128,
 )
 

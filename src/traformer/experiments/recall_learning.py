@@ -1,6 +1,6 @@
 """What lets TRA learn recall among distractors: short trials that look at the trained length alone.
 
-Recall at the size of `recall_in_text`, 1,000 of its steps, one rate, three seeds. Two questions. How are heads divided?
+Recall at the size and with the steps of `recall_in_text`, one rate, three seeds. Two questions. How are heads divided?
 `tra_plus` reserves half of each layer's heads for the nearest kept key (`near`), and only the others look things up.
 Upper layers whose heads all reach far (`far`) leave that work to the layer below. `local` is RoPE with a window of 8.
 And does it matter that short examples, with next to no text between the pairs, come first (`curriculum`)?
@@ -16,7 +16,7 @@ from traformer.sweeps.cell import Cell
 from traformer.types import JsonObject
 
 TITLE = "Recall in text: what learns it"
-STEPS, SEEDS, EXAMPLES, RATE = 1000, (200, 201, 202), 128, 2.5e-3
+SEEDS, EXAMPLES, RATE = (200, 201, 202), 128, 2.5e-3
 CURRICULA = {"all_lengths": 0.0, "curriculum": 0.5}
 # Name: attention of each layer, and its options.
 TRIALS: dict[str, tuple[str, JsonObject]] = {
@@ -35,9 +35,7 @@ def cells() -> list[Cell]:
     return [
         Cell(
             f"{name}-{order}-seed{seed}",
-            RECALL.replace(
-                attention=attention, attention_options=options, lr=RATE, seed=seed, steps=STEPS, curriculum=share
-            ),
+            RECALL.replace(attention=attention, attention_options=options, lr=RATE, seed=seed, curriculum=share),
             str(RECALL.task_options["length"]),
             EXAMPLES,
         )
