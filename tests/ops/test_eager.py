@@ -60,6 +60,22 @@ def test_blocks_equal_the_whole(name, monkeypatch):
     assert (weights * ~visible).eq(0).all()
 
 
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_small_blocks_without_gradients_equal_the_whole(name, monkeypatch):
+    """On a CPU a block has no more scores than CPU_BLOCK_ENTRIES, and at least SHORTEST_BLOCK queries."""
+    q, k, v = tensors()
+    extra = torch.randn(16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    visible = (torch.arange(29) <= (torch.arange(23) + 6)[:, None])[None, None]
+    expected, _ = ATTENTIONS[name](q.requires_grad_(), k, v, visible, extra, scale=0.3, query_start=6)
+    assert eager.queries_at_once(q, k) == eager.QUERY_BLOCK
+    monkeypatch.setattr(eager, "SHORTEST_BLOCK", 3)
+    monkeypatch.setattr(eager, "CPU_BLOCK_ENTRIES", 7 * 2 * 4 * 29)  # seven queries of 2 x 4 heads with 29 keys
+    with torch.no_grad():
+        assert eager.queries_at_once(q, k) == 7
+        out, _ = ATTENTIONS[name](q, k, v, visible, extra, scale=0.3, query_start=6)
+    torch.testing.assert_close(out, expected)
+
+
 def test_the_remainder_goes_to_the_own_value():
     q, k, v = tensors(length=6, keys=6)
     visible = torch.ones(6, 6, dtype=torch.bool).tril()[None, None]
