@@ -9,11 +9,12 @@ from traformer.experiments.claims import (
     Target,
     error_cut,
     error_cut_by_sixty_percent,
+    error_per_read,
     every_seed,
     more_than_three_times_longer,
     reach,
 )
-from traformer.experiments.protocol import FAILS, HOLDS
+from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED
 
 
 def test_reach_ends_at_the_first_length_that_fails():
@@ -64,3 +65,21 @@ def test_the_worst_seed_at_the_worst_length_decides():
     verdict = every_seed("n", "tra", {50: 1.0, 100: 1.0, 150: 0.94}, target)
     assert verdict.outcome == FAILS and "94.0 % at 150" in verdict.numbers
     assert every_seed("n", "tra", {50: 1.0}, target).outcome == NOT_TESTED
+
+
+@pytest.mark.parametrize(
+    ("reads", "outcome"),
+    [
+        ({512: (0, 40_000), 2048: (0, 100_000)}, HOLDS),
+        ({512: (0, 20_000), 2048: (0, 100_000)}, UNDECIDED),  # no error, but too few reads: the bound is 1.5e-4
+        ({512: (0, 40_000), 2048: (10, 100_000)}, FAILS),
+    ],
+)
+def test_error_per_read(reads, outcome):
+    verdict = error_per_read("flip_flop iid", "tra", reads)
+    assert verdict.outcome == outcome and "wrong at 512, a share of at most" in verdict.numbers
+
+
+def test_an_error_that_is_not_cut_is_called_none():
+    verdict = error_cut_by_sixty_percent("t", "tra", {100: 0.5, 200: 0.9}, {"rope": {100: 0.9, 200: 0.5}}, 50)
+    assert verdict.outcome == FAILS and verdict.numbers == "none at 100 (rope), 80 % at 200 (rope)"

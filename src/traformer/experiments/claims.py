@@ -10,6 +10,9 @@ other method makes no error has nothing to cut and is left out.
 
 *Every seed*: our own targets for some tables; the worst seed at the worst length decides.
 
+*Error per read*: of flip-flop, over all seeds together; it holds if the upper 95 % bound is below READ_ERROR, does not
+hold if the share itself is not, and is not decided in between.
+
 Accuracy is exact match. A length that is a range (51-100) counts as its upper end.
 """
 
@@ -18,11 +21,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from traformer.experiments.protocol import FAILS, HOLDS, Verdict, percent
+from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED, Verdict, percent, together
+from traformer.tasks.metrics import upper_bound
 
 LONGER = 3.0
 LEVEL = 0.95
 CUT = 0.60
+READ_ERROR = 1e-4
 NOT_TESTED = "not tested at this scale"
 
 Accuracies = Mapping[int, float]  # length -> mean accuracy over seeds
@@ -69,7 +74,8 @@ def error_cut_by_sixty_percent(
     if not cuts:
         reason = "no other method was measured" if not others else "the best other method makes no error"
         return Verdict(name, claim, NOT_TESTED, reason)
-    numbers = ", ".join(f"{100 * cut:.0f} % at {length} ({other})" for length, (cut, other) in cuts.items())
+    shown = {length: "none" if cut <= 0 else f"{100 * cut:.0f} %" for length, (cut, _) in cuts.items()}
+    numbers = ", ".join(f"{shown[length]} at {length} ({other})" for length, (_, other) in cuts.items())
     return Verdict(name, claim, HOLDS if all(cut > CUT for cut, _ in cuts.values()) else FAILS, numbers)
 
 
@@ -100,3 +106,14 @@ def every_seed(name: str, method: str, worst: Accuracies, target: Target) -> Ver
     return Verdict(
         name, claim, HOLDS if counted[at] >= target.level else FAILS, f"at worst {percent(counted[at])} at {at}"
     )
+
+
+def error_per_read(name: str, method: str, reads: Mapping[int, tuple[int, int]]) -> Verdict:
+    """`reads`: length -> wrong reads and all reads, of all seeds together."""
+    outcomes, numbers = [], []
+    for length, (wrong, total) in sorted(reads.items()):
+        bound = upper_bound(wrong, total)
+        outcomes.append(HOLDS if bound < READ_ERROR else FAILS if wrong / total >= READ_ERROR else UNDECIDED)
+        numbers.append(f"{wrong:,} of {total:,} wrong at {length}, a share of at most {bound:.1e}")
+    claim = f"{method} errs on fewer than one read in {1 / READ_ERROR:,.0f}"
+    return Verdict(name, claim, together(outcomes), "; ".join(numbers))

@@ -9,6 +9,7 @@ from traformer.experiments.claims import (
     NOT_TESTED,
     TARGETS,
     error_cut_by_sixty_percent,
+    error_per_read,
     every_seed,
     more_than_three_times_longer,
 )
@@ -16,6 +17,8 @@ from traformer.experiments.paper import OURS, Part
 from traformer.experiments.protocol import FAILS, HOLDS, Verdict
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement, largest_length
+
+READ_METRIC = "error_per_read"  # of flip-flop
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Summary:
     metric: str
     trained: int
     rows: dict[str, dict[str, list[Measurement]]]
+    reads: dict[str, dict[int, tuple[int, int]]]  # of flip-flop: method -> length -> wrong and all, of all seeds
 
     @property
     def title(self) -> str:
@@ -73,10 +77,18 @@ def summaries(part: Part, out: str | Path, seeds: int | None = None) -> list[Sum
     for cell in part.cells(seeds):
         folder = RunFolder(Path(out) / cell.name)
         for one in folder.results.read() if folder.is_run() else []:
-            if (one.study, one.metric, one.examples, one.step) != ("eval", metric, part.examples, part.config.steps):
+            if (one.study, one.examples, one.step) != ("eval", part.examples, part.config.steps):
                 continue
-            split = found.setdefault(one.split, Summary(part.name, one.split, metric, one.train_length, {}))
-            split.rows.setdefault(cell.config.attention, {}).setdefault(str(one.length), []).append(one)
+            if one.metric not in (metric, READ_METRIC):
+                continue
+            split = found.setdefault(one.split, Summary(part.name, one.split, metric, one.train_length, {}, {}))
+            if one.metric == metric:
+                split.rows.setdefault(cell.config.attention, {}).setdefault(str(one.length), []).append(one)
+            else:
+                at = split.reads.setdefault(cell.config.attention, {})
+                wrong, total = at.get(int(one.length), (0, 0))
+                counted = one.counted or 0
+                at[int(one.length)] = (wrong + round((one.value or 0.0) * counted), total + counted)
     return list(found.values())
 
 
@@ -97,6 +109,8 @@ def verdicts(summary: Summary, scale: str) -> list[Verdict]:
         target = TARGETS.get(summary.part)
         if target is not None and method in target.methods:
             found.append(every_seed(name, method, summary.worst(method), target))
+        if method in summary.reads:
+            found.append(error_per_read(name, method, summary.reads[method]))
     if scale == "smoke":
         return [Verdict(**{**asdict(verdict), "outcome": NOT_TESTED}) for verdict in found]
     return found

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 # Longer inputs are worked off in blocks of this many queries, each against the keys up to its end.
 QUERY_BLOCK = 512
-# On a CPU and without gradients, blocks shrink until their scores are so many or SHORTEST_BLOCK queries are left. Larger
-# ones are fresh pages of memory for every intermediate result, and take most of the time: 4.8 times at 8,192 keys.
+# On a CPU and without gradients blocks shrink until their scores are so many, or SHORTEST_BLOCK queries are left: each
+# result of a larger one is fresh pages of memory, which at 8,192 keys took four fifths of the time.
 CPU_BLOCK_ENTRIES = 1 << 20
 SHORTEST_BLOCK = 16
 
