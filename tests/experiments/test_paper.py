@@ -64,6 +64,9 @@ def test_reproduce_everything_as_smoke_and_again(tmp_path, capsys, monkeypatch):
         assert TABLES[name].title in first and (tmp_path / name / "table.md").exists()
     assert "not tested at this scale" in (tmp_path / "copy" / "table.md").read_text()
     assert "chance" in (tmp_path / "flip_flop" / "table.md").read_text()
+    short = (tmp_path / "algorithmic" / "overview.md").read_text().splitlines()
+    assert short[0] == "| exact match in % at 4, 16 | `tra` | chance |" and "| modular arithmetic |" in short[5]
+    assert not (tmp_path / "copy" / "overview.md").exists()
     for picture in ("copy/copy_unique", "flip_flop/flip_flop-sparse", "text/text"):
         assert "</svg>" in (tmp_path / f"{picture}.svg").read_text(), picture
         assert (tmp_path / f"{picture}.png").stat().st_size > 1000

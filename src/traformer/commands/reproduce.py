@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from traformer.experiments.protocol import Verdict
 
 MOST_SEEDS = 1000
+MOST_TABLES = 3  # that a reader takes in one by one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,12 +122,12 @@ def _show(parts: list[Part], out: Path, args: argparse.Namespace) -> None:
 
 
 def _write(folder: Path, measured: list[Summary], found: list[Verdict]) -> None:
-    """table.md, verdicts.json, and each table drawn as SVG and PNG."""
+    """table.md, verdicts.json, each table drawn as SVG and PNG, and overview.md where there are many."""
     import json
     from dataclasses import asdict
 
     from traformer.experiments.summary import markdown_verdicts
-    from traformer.reports.paper_tables import drawn
+    from traformer.reports.paper_tables import drawn, overview
     from traformer.reports.png import save_png
     from traformer.reports.svg import standalone
     from traformer.storage import make_folder, write_atomically
@@ -135,6 +136,8 @@ def _write(folder: Path, measured: list[Summary], found: list[Verdict]) -> None:
     pages = [_markdown(summary, _rows(summary)) for summary in measured]
     write_atomically(folder / "table.md", "\n".join([*pages, markdown_verdicts(found)]))
     write_atomically(folder / "verdicts.json", json.dumps([asdict(verdict) for verdict in found], indent=1) + "\n")
+    if len(measured) > MOST_TABLES:
+        write_atomically(folder / "overview.md", overview(measured))
     for name, svg in drawn(measured).items():
         write_atomically(folder / f"{name}.svg", standalone(svg, follow_reader=True))
         save_png(svg, folder / f"{name}.png")

@@ -1,4 +1,4 @@
-"""A table of `tra reproduce` as a figure: accuracy (or bits per byte) against length, a line per method."""
+"""Tables of `tra reproduce` as figures, a line per method against length, and many of them as one short table."""
 
 from __future__ import annotations
 
@@ -35,6 +35,32 @@ def drawn(summaries: Sequence[Summary]) -> dict[str, str]:
             name = summary.part if summary.split in ("test", "validation") else f"{summary.part}-{summary.split}"
             pictures[name.replace("/", "-")] = figure_svg(figure, styles)
     return pictures
+
+
+def overview(summaries: Sequence[Summary]) -> str:
+    """A row for each summary, a column for each method: means at the shortest length, the next, the middle, the last.
+
+    The lengths are those of the first summary; where another one has none of these, a dash stands.
+    """
+    methods = list(dict.fromkeys(method for summary in summaries for method in summary.rows))
+    lengths = summaries[0].lengths
+    chosen = [lengths[place] for place in sorted({0, min(1, len(lengths) - 1), len(lengths) // 2, len(lengths) - 1})]
+    head = f"exact match in % at {', '.join(chosen)}"
+    lines = ["| " + " | ".join([head, *(f"`{method}`" for method in methods), "chance"]) + " |"]
+    lines.append("|---" * (len(methods) + 2) + "|")
+    for summary in summaries:
+        cells = []
+        for method in methods:
+            means = summary.means(method) if method in summary.rows else {}
+            cells.append(_list([means.get(largest_length(label)) for label in chosen]) if means else "")
+        name = summary.part if summary.split in ("test", "validation") else summary.split.rpartition("/")[2]
+        chances = _list([summary.chance(label) for label in chosen])
+        lines.append("| " + " | ".join([name.replace("_", " "), *cells, chances]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _list(shares: Sequence[float | None]) -> str:
+    return ", ".join("–" if share is None else f"{100 * share:.0f}" for share in shares)
 
 
 def _size(label: str) -> int:
