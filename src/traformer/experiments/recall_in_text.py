@@ -54,8 +54,9 @@ LOCAL: JsonObject = {"sliding_window": 8}
 
 MAIN = Arm("near_far", "tra_plus,tra_straight_through", {"tra_straight_through": FAR})
 NOTHING_REMOVED = Arm("near_far_no_removal", "tra_plus_no_removal,tra_variant", {"tra_variant": {**FAR, **NO_REMOVAL}})
+FOT_NEAR_FAR = Arm("fot_near_far", "fot_equal,fot", {"fot": FAR})
 EQUAL = (
-    Arm("fot_near_far", "fot_equal,fot", {"fot": FAR}),
+    FOT_NEAR_FAR,
     Arm("local_nope", "rope,nope", {"rope": {**LOCAL, **TEMPERATURE}, "nope": TEMPERATURE}),
     *arms("fot_equal", "rope_equal"),
 )
