@@ -2,10 +2,13 @@
 
 `what_works` trains for 500 steps, after which one of five seeds of `tra_plus` is not there yet. Here the same decoder
 (two layers of 64, four heads of 64) has 3,000 steps and is tested at 16 times the trained length: unique copy trained
-to 6 symbols of 96 and tested to 96, and trained to 20 symbols of 320 and tested to 320. The recipe is unchanged, but
-for a curriculum that every arm has: over the first half of the steps the longest string grows from one symbol. That
-longer training helps at 8x was seen before, with other seeds (`copy_seeds`), and that the curriculum helps to learn 50
-symbols, at these lengths alone; both were fixed before the first run here.
+to 6 symbols of 96 and tested to 96, and trained to 20 symbols of 320 and tested to 320. The method is unchanged. How it
+is trained is not, for every arm alike:
+
+- a curriculum: over the first half of the steps the longest string grows from one symbol;
+- beta2 of AdamW is 0.95 instead of 0.999. On 20 symbols, 1,500 steps at 5e-3, the loss at the end is 0.0005 instead of
+  0.0090 (seed 210, which is not used here). Nothing but the loss of training was looked at.
+
 The rivals are the arm that came nearest in `what_works`, FoT with the equal recipe, and ASEntmax. Two search seeds, so
 that a rate at which one of them fails is not chosen.
 
@@ -27,7 +30,7 @@ _COPY, _ = peers.TASKS["copy"]
 
 def _copy(longest: int) -> RunConfig:
     options = {"max_length": longest, "alphabet": "unique", "vocabulary": 16 * longest}
-    return _COPY.replace(task_options=options, steps=3000, curriculum=0.5, log_every=50, save_every=500)
+    return _COPY.replace(task_options=options, steps=3000, curriculum=0.5, beta2=0.95, log_every=50, save_every=500)
 
 
 SETTINGS = {
