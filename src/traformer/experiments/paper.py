@@ -35,6 +35,9 @@ _LAPTOP = RunConfig(
     preset="tiny", lr=3e-3, curriculum=0.5, clip=1.0, log_every=50, save_every=250, keep=1, threads=1,
     model_options={"num_attention_heads": 4, "head_dim": 64, **_NO_DROPOUT},
 )  # fmt: skip
+# For instructions and the algorithmic tasks: on copy of 20 symbols the training loss after 1,500 steps was 18 times lower
+# with this beta2 of AdamW than with 0.999 (copy_recipe). Copy and induction were run before that was known.
+_LAPTOP_STRINGS = _LAPTOP.replace(beta2=0.95)
 _PAPER = RunConfig(preset="mini", lr=1e-4, log_every=100, save_every=1000)
 
 
@@ -172,7 +175,7 @@ def instructions(scale: str) -> list[Part]:
     options = {"max_length": 50}
     laptop = Part(
         "instructions",
-        _LAPTOP.replace(task="instructions", task_options=options, batch_size=64, steps=2000),
+        _LAPTOP_STRINGS.replace(task="instructions", task_options=options, batch_size=64, steps=2000),
         f"0-50,{_TO_500}",
         512,
         _seeds(2, *methods),
@@ -202,7 +205,7 @@ def algorithmic(scale: str) -> list[Part]:
         )
         laptop = Part(
             problem,
-            _LAPTOP.replace(task="algorithmic", task_options=options, batch_size=64, steps=1500),
+            _LAPTOP_STRINGS.replace(task="algorithmic", task_options=options, batch_size=64, steps=1500),
             f"1-50,{_TO_500}",
             512,
             _seeds(1, *methods),
