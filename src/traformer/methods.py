@@ -530,6 +530,11 @@ _name(
     "TRA with a gradient for removed keys, own key excluded and fast gates in half of the heads, temperature",
     straight_through=True, exclude_self="half", gate_bias="halves", temperature=True,
 )  # fmt: skip
+_name(
+    EXTENSION, "tra_far", "tra_variant",
+    "for upper layers, above tra_plus: a gradient for removed keys, gates that start to forget 0.0045 % per kept key, "
+    "temperature", straight_through=True, gate_bias=10.0, temperature=True,
+)  # fmt: skip
 
 _RECIPE = METHODS["tra_plus"].options
 _LEFT_OUT: dict[str, tuple[str, Options]] = {

@@ -175,7 +175,7 @@ def test_options_of_a_name_can_be_overridden():
 def test_biases_that_a_layer_wants_to_start_elsewhere():
     for block in small_model("tra_learned_threshold").model.layers:
         assert block.self_attn.threshold_proj.bias.eq(-2.0).all()
-    for name, value in (("tra_slow_gate", 3.0), ("tra_fast_gate", -2.0)):
+    for name, value in (("tra_slow_gate", 3.0), ("tra_fast_gate", -2.0), ("tra_far", 10.0)):
         for block in small_model(name).model.layers:
             assert block.self_attn.decay_proj.bias.eq(value).all()
     for block in small_model("tra_plus").model.layers:

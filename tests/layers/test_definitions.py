@@ -316,7 +316,7 @@ DEFINITIONS = {
 }
 STRAIGHT_THROUGH = (
     "tra_learned_threshold", "tra_straight_through", "tra_plus", "tra_plus_own_key", "tra_plus_one_gate",
-    "tra_plus_no_temperature",
+    "tra_plus_no_temperature", "tra_far",
 )  # fmt: skip
 OTHERWISE = {"differential", "lstm", *STRAIGHT_THROUGH}  # pinned below
 

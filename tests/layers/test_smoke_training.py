@@ -23,6 +23,7 @@ SLOWER: dict[str, tuple[str, float]] = {
     "sinusoidal_offset": ("as sinusoidal, and positions are drawn from 0 .. 1024", 0.5),
     "t5": ("the bias table moves slowly at this lr: 16 exact buckets, each learned for itself", 0.5),
     "tra_fixed_decay": ("the slowest slopes forget less than 1 % a kept key and cannot be learned away", 0.5),
+    "tra_far": ("it starts to forget next to nothing in any layer; it is meant for those above tra_plus", 0.5),
     "learned_offset": ("each of 1024 positions is seen too rarely in 400 steps", 0.5),
 }
 
