@@ -76,6 +76,32 @@ def test_copy_of_500_steps():
         assert cells == [share(exact["copy", method, "test", length]) for length in (6, 12, 24, 48)], name
 
 
+def test_copy_of_1500_steps():
+    """Exact match in results.md and, seed by seed, in peers.md, whose weights of heads are those of heads.csv."""
+    exact = {}
+    for record in map(json.loads, (RESULTS / "copy_seeds" / "records.jsonl").read_text().splitlines()):
+        rows = [{**record["shared"], **row} for row in record["results"]]
+        exact[record["name"]] = {row["length"]: row["value"] for row in rows if row["metric"] == "exact_match"}
+    rows = [row for table in tables("docs/results.md", "exact match") for row in table if "1,500" in row[0]]
+    assert len(rows) == 3
+    for name, *cells in rows:
+        runs = [exact[f"copy-{METHODS[name.partition(',')[0]]}-seed{seed}"] for seed in range(4)]
+        assert cells == [share([run[length] for run in runs]) for length in (6, 12, 24, 48)], name
+    with open(RESULTS / "copy_seeds" / "heads.csv", encoding="utf-8") as lines:
+        heads = {tuple(row[k] for k in ("attention", "seed", "head", "step")): row for row in csv.DictReader(lines)}
+    (rows,) = tables("docs/peers.md", "run|exact match at 1x, 2x, 4x, 8x")
+    assert len(rows) == 9
+    for name, accuracy, *cells in rows[:8]:
+        method, seed = METHODS[name.partition(",")[0]], name[-1]
+        run = exact[f"copy-{method}-seed{seed}"]
+        assert accuracy == ", ".join(f"{100 * run[length]:.0f}" for length in (6, 12, 24, 48)), name
+        for cell, (head, what) in zip(
+            cells, [(head, what) for head in ("marking", "reading") for what in ("weight", "gate")], strict=True
+        ):
+            at = [float(heads[method, seed, head, step][what]) for step in ("100", "500", "1500")]
+            assert cell == ", ".join(f"{value:.2f}" for value in at), name
+
+
 def test_the_table_of_peers():
     exact = measured("peers", "exact_match")
     (rows,) = tables("docs/peers.md", "|flip-flop IID")
