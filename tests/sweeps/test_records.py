@@ -10,7 +10,7 @@ from traformer.errors import InputError
 from traformer.runs.folder import RunFolder
 from traformer.sweeps.cell import Cell, is_done, is_trained
 from traformer.sweeps.local import SweepView, plan, run_sweep
-from traformer.sweeps.records import Recording, read_records, record_of, restore
+from traformer.sweeps.records import Recording, read_records, record_of, restore, settings_of
 
 
 def cell(name="a", **changes):
@@ -55,6 +55,14 @@ def test_other_settings_do_not_count(recorded, tmp_path):
     here, there = (cell("t", **{**text, "task_options": {**text["task_options"], "data": [d]}}) for d in ("/a", "/b"))
     line = {"name": "t", "settings": json.loads(json.dumps(record_of(here, RunFolder(tmp_path / "t"))["settings"]))}
     assert restore([there], {"t": {**line, "losses": [], "shared": {}, "results": []}}, tmp_path) == ["t"]
+
+
+def test_names_of_texts_and_tokenizers_count():
+    """Unlike paths: what was measured on one built-in text says nothing about another."""
+    options = {"data": ["python-stdlib"], "tokenizer": "bpe:1024", "length": 64}
+    assert settings_of(cell("t", task="text", task_options=options))["config"]["task_options"] == options
+    moved = settings_of(cell("t", task="text", task_options={**options, "data": ["/a"], "tokenizer": "/b"}))
+    assert moved["config"]["task_options"] == {"length": 64}
 
 
 def test_a_folder_that_is_there_is_left_alone(recorded, tmp_path):

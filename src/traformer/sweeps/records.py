@@ -2,7 +2,8 @@
 
 A record holds a cell's settings, its training losses and everything measured of it, but no weights. `restore` lays such
 cells out as run folders, which the sweep then skips and the report reads; `Recording` adds each cell as it is done.
-A record counts only if its settings are those of the cell, apart from where text is found on a machine.
+A record counts only if its settings are those of the cell, apart from where text is found on a machine: a path says
+nothing elsewhere and is left out, the name of a built-in text or of a tokenizer is not.
 """
 
 from __future__ import annotations
@@ -30,8 +31,17 @@ def settings_of(cell: Cell) -> JsonObject:
     """What a cell's numbers depend on and what means the same on every machine: its settings that are no defaults."""
     usual = RunConfig().to_dict()
     values = {name: value for name, value in cell.config.to_dict().items() if value != usual[name]}
-    values["task_options"] = {name: value for name, value in cell.config.task_options.items() if name not in PLACES}
+    options = cell.config.task_options
+    values["task_options"] = {name: value for name, value in options.items() if not _is_place(name, value)}
     return {"config": values, **cell.measured()}
+
+
+def _is_place(name: str, value: object) -> bool:
+    """Whether an option is where text or a tokenizer lies on this machine."""
+    each = value if isinstance(value, (list, tuple)) else [value]
+    return name in PLACES and any(
+        isinstance(one, str) and (Path(one).is_absolute() or Path(one).exists()) for one in each
+    )
 
 
 def record_of(cell: Cell, folder: RunFolder) -> Record:
