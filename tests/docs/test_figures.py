@@ -167,6 +167,20 @@ def test_recall_after_1000_steps():
     )
 
 
+def test_recall_far_beyond_the_table():
+    with open(RESULTS / "recall_in_text" / "far.csv", encoding="utf-8") as lines:
+        read = [row for row in csv.DictReader(lines) if row["arm"] == "near_far"]
+    (rows,) = tables("docs/evidence.md", "`near_far`|16,384")
+    right, worst, kept = [], [], []
+    for length in ("16384", "32768", "65536"):
+        seeds = [row for row in read if row["length"] == length]
+        assert len(seeds) == 5
+        right.append(f"{sum(int(r['right']) for r in seeds)} of {sum(int(r['answers']) for r in seeds)}")
+        worst.append(min(f"{r['right']} of {r['answers']}" for r in seeds))
+        kept.append(f"{sum(int(r['keys_kept']) for r in seeds) / 5:,.0f}")
+    assert [row[1:] for row in rows[1:]] == [right, worst, kept]
+
+
 def test_demo():
     values = measured("demo", "exact_match")
 
