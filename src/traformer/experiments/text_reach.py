@@ -165,7 +165,7 @@ def verdicts(out: str | Path) -> list[Verdict]:
 
 
 def write_summary(out: Path, folder: Path) -> None:
-    """losses.csv, places.csv, rates.csv, table.md, verdicts, and places.svg: loss by place, one line per method."""
+    """losses.csv, places.csv, rates.csv, table.md, verdicts, and loss by place drawn, one line per method."""
     folder.mkdir(parents=True, exist_ok=True)
     found = losses(out)
     rows = [("arm", "split", "window", "seed", "nats")]
@@ -181,7 +181,12 @@ def write_summary(out: Path, folder: Path) -> None:
     write_rates(PROTOCOL, out, folder)
     write_verdicts(verdicts(out), folder)
     if len(places) > 1:
-        write_atomically(folder / "places.svg", picture(places[1:]))
+        from traformer.reports.png import save_png
+        from traformer.reports.svg import standalone
+
+        svg = picture(places[1:], found)
+        write_atomically(folder / "places.svg", standalone(svg, follow_reader=True))
+        save_png(svg, folder / "places.png")
 
 
 def table(found: Losses) -> str:
@@ -196,26 +201,33 @@ def table(found: Losses) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(places: Sequence[Sequence[str]]) -> str:
-    """Loss by place in the longest window, the trained window marked; from the trained window's quarter on."""
+def picture(places: Sequence[Sequence[str]], found: Losses) -> str:
+    """Loss by place in the longest window, the trained window marked; from the trained window's quarter on.
+
+    Where sliding windows were read, their mean is a level line of its own: each token then has nearly the whole trained
+    window before it, wherever it stands.
+    """
     from traformer.methods import label_of
     from traformer.reports.figures import Figure, Point, Series, labels_of
-    from traformer.reports.svg import figure_svg, standalone
+    from traformer.reports.svg import figure_svg
     from traformer.runs.metrics import METRICS
 
-    found: dict[str, dict[tuple[int, int], list[float]]] = {}
+    def point(x: float, label: str, same: Sequence[float]) -> Point:
+        return Point(x, label, sum(same) / len(same), min(same), max(same), len(same), PROTOCOL.examples)
+
+    by_place: dict[str, dict[tuple[int, int], list[float]]] = {}
     for arm, _, first, last, loss in places:
         if int(first) >= WINDOW // 4:
-            found.setdefault(arm, {}).setdefault((int(first), int(last)), []).append(float(loss))
-    series = [
-        Series(label_of(arm), arm, [
-            Point(float(last + 1), f"{first:,}-{last:,}", sum(same) / len(same), min(same), max(same), len(same),
-                  PROTOCOL.examples)
-            for (first, last), same in sorted(by_place.items())
-        ])
-        for arm, by_place in found.items()
-    ]  # fmt: skip
+            by_place.setdefault(arm, {}).setdefault((int(first), int(last)), []).append(float(loss))
+    series = []
+    for arm, lines in by_place.items():
+        points = [point(last + 1.0, f"{first:,}-{last:,}", same) for (first, last), same in sorted(lines.items())]
+        series.append(Series(label_of(arm), arm, points))
+        sliding = list(found.get((arm, SLIDING), {}).values())
+        if sliding:
+            ends = [point(float(x), "sliding", sliding) for x in (WINDOW, LONGEST)]
+            series.append(Series(f"{label_of(arm)}, sliding", arm, ends))
     figure = Figure(METRICS["loss_by_place"], SETTING, "validation", "text", WINDOW, float(WINDOW),
                     "place in the window (the end of each range), log scale", series)  # fmt: skip
     styles = {label: number for number, label in enumerate(labels_of([figure]))}
-    return standalone(figure_svg(figure, styles))
+    return figure_svg(figure, styles)
