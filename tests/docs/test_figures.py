@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections import defaultdict
 from pathlib import Path
 
@@ -179,6 +180,24 @@ def test_recall_far_beyond_the_table():
         worst.append(min(f"{r['right']} of {r['answers']}" for r in seeds))
         kept.append(f"{sum(int(r['keys_kept']) for r in seeds) / 5:,.0f}")
     assert [row[1:] for row in rows[1:]] == [right, worst, kept]
+
+
+def test_the_readme_on_recall_and_text():
+    """The figures in its sentences: recall at 8,192 and 65,536 tokens, perplexity of text in long and sliding windows."""
+    page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    with open(RESULTS / "recall_in_text" / "cells.csv", encoding="utf-8") as lines:
+        cells = [row for row in csv.DictReader(lines) if (row["arm"], row["length"]) == ("near_far", "8192")]
+    assert len(cells) == 5
+    share_of = 100 * sum(float(row["right"]) / int(row["examples"]) for row in cells) / 5
+    assert f"{share_of:.1f} % in 8,192 tokens, 76 of 80 answers in 65,536" in page
+    nats = defaultdict(list)
+    with open(RESULTS / "text_reach" / "losses.csv", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            nats[row["arm"], row["split"], row["window"]].append(float(row["nats"]))
+    perplexity = {key: math.exp(sum(each) / len(each)) for key, each in nats.items()}
+    long, rope = (perplexity[arm, "validation", "16384"] for arm in ("near_far", "rope"))
+    sliding = perplexity["rope", "validation stride 64", "512"]
+    assert f"a perplexity of {long:.1f} in windows of 16,384, where RoPE has {rope:.0f}, and {sliding:.1f} in" in page
 
 
 def test_demo():

@@ -29,6 +29,7 @@ from traformer.experiments.summary import main, write_summary
 from traformer.models.from_run import build_model_config
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import Measurement
 from traformer.tasks import build_task
 
 PLACE = Place("copy", "test", 12)
@@ -124,6 +125,12 @@ def test_intervals_over_seeds():
     # One seed: what is left open is the binomial alone, near Clopper and Pearson's 0.44 to 0.56 for 150 of 300.
     low, high = seed_interval(Counts((150,), (300,)))
     assert low == pytest.approx(0.444, abs=0.01) and high == pytest.approx(0.556, abs=0.01)
+
+
+def test_single_answers_count_as_shares_of_their_sequence():
+    row = Measurement("recall", "fixed", 128, "token_accuracy", 0.9980469, None, None, 128, 40, "tra", 1000, 128)
+    assert recall_in_text.PROTOCOL.right(row) == 127.75  # 511 of 512 answers are not all
+    assert what_works.PROTOCOL.right(row.replace(metric="exact_match", value=0.9746094, examples=512)) == 499
 
 
 def counts(*right: int) -> Counts:

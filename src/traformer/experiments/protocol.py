@@ -86,9 +86,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Counts:
-    """One arm at one place: per seed how many of the sequences were right."""
+    """One arm at one place: per seed how many of the sequences were right.
 
-    right: tuple[int, ...]
+    Where several answers of a sequence are scored one by one, a sequence counts as the share of these that is right. It
+    still counts as one: answers of one sequence are not independent.
+    """
+
+    right: tuple[float, ...]
     total: tuple[int, ...]
     chance: float | None = None
 
@@ -354,16 +358,19 @@ class Protocol:
             and not one.is_of_group
         ]
 
+    def right(self, row: Measurement) -> float:
+        """How many of a measurement's sequences were right; records keep seven digits of the share."""
+        return round((row.value or 0.0) * self.examples, 2)
+
     def table(self, out: str | Path) -> Table:
         """Everything measured so far at the table's seeds."""
-        found: dict[tuple[str, Place], list[tuple[int, float | None]]] = {}
+        found: dict[tuple[str, Place], list[tuple[float, float | None]]] = {}
         for setting, wave in self.waves:
             for arm in wave:
                 for seed in self.seeds:
                     for row in self.rows(Path(out), setting, arm, seed):
                         place = Place(setting, row.split, int(row.length))
-                        right = round((row.value or 0.0) * self.examples)
-                        found.setdefault((arm.name, place), []).append((right, row.chance))
+                        found.setdefault((arm.name, place), []).append((self.right(row), row.chance))
         return {
             key: Counts(tuple(right for right, _ in cells), (self.examples,) * len(cells), cells[0][1])
             for key, cells in found.items()

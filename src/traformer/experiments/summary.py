@@ -33,9 +33,8 @@ def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> No
         for arm in wave:
             for seed in protocol.seeds:
                 for row in protocol.rows(out, setting, arm, seed):
-                    right = round((row.value or 0.0) * protocol.examples)
                     chance = "" if row.chance is None else f"{row.chance:.6g}"
-                    counts.append((setting, arm.name, row.split, str(row.length), str(seed), str(right),
+                    counts.append((setting, arm.name, row.split, str(row.length), str(seed), f"{protocol.right(row):g}",
                                    str(protocol.examples), chance))  # fmt: skip
     verdicts = protocol.verdicts(out)
     write_atomically(folder / "cells.csv", csv_text(counts))

@@ -74,7 +74,7 @@ def _name(arm: str) -> str:
 
 
 def _point(length: int, same: Sequence[Mapping[str, str]]) -> Point:
-    shares = [int(row["right"]) / int(row["examples"]) for row in same]
+    shares = [float(row["right"]) / int(row["examples"]) for row in same]
     chance = float(same[0]["chance"]) if same[0]["chance"] else None
     mean = sum(shares) / len(shares)
     return Point(
