@@ -183,7 +183,7 @@ def test_recall_far_beyond_the_table():
 
 
 def test_the_readme_on_recall_and_text():
-    """The figures in its sentences: recall at 8,192 and 65,536 tokens, perplexity of text in long and sliding windows."""
+    """The figures in its sentences: recall at 8,192 and 65,536 tokens, perplexity in long and in sliding windows."""
     page = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     with open(RESULTS / "recall_in_text" / "cells.csv", encoding="utf-8") as lines:
         cells = [row for row in csv.DictReader(lines) if (row["arm"], row["length"]) == ("near_far", "8192")]
