@@ -190,6 +190,13 @@ def test_the_readme_on_recall_and_text():
     assert len(cells) == 5
     share_of = 100 * sum(float(row["right"]) / int(row["examples"]) for row in cells) / 5
     assert f"{share_of:.1f} % in 8,192 tokens, 76 of 80 answers in 65,536" in page
+    right = defaultdict(list)
+    with open(RESULTS / "copy_recipe" / "cells.csv", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            right[row["arm"], row["length"]].append(100 * float(row["right"]) / int(row["examples"]))
+    at = {arm: [sum(right[arm, n]) / len(right[arm, n]) for n in ("48", "96")] for arm in ("tra_plus", "local_far")}
+    assert "copies {:.0f} % at 8 times and {:.0f} % at 16 times".format(*at["tra_plus"]) in page
+    assert "neighbour exactly, {:.0f} and {:.0f} %".format(*at["local_far"]) in page
     nats = defaultdict(list)
     with open(RESULTS / "text_reach" / "losses.csv", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
