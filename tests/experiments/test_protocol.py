@@ -26,10 +26,10 @@ from traformer.experiments.protocol import (
     together,
 )
 from traformer.experiments.summary import main, write_summary
+from traformer.methods import resolve_method
 from traformer.models.from_run import build_model_config
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
-from traformer.runs.measurements import Measurement
 from traformer.tasks import build_task
 
 PLACE = Place("copy", "test", 12)
@@ -127,8 +127,14 @@ def test_intervals_over_seeds():
     assert low == pytest.approx(0.444, abs=0.01) and high == pytest.approx(0.556, abs=0.01)
 
 
+def test_the_upper_layer_of_near_far_is_tra_far():
+    """The pages say so, and `--attention tra_plus,tra_far` is what they recommend."""
+    spelled_out = resolve_method("tra_straight_through", recall_in_text.MAIN.options["tra_straight_through"])
+    assert spelled_out.is_same(resolve_method("tra_far"))
+
+
 def test_single_answers_count_as_shares_of_their_sequence():
-    row = Measurement("recall", "fixed", 128, "token_accuracy", 0.9980469, None, None, 128, 40, "tra", 1000, 128)
+    row = measurement(recall_in_text.RECALL, 128, 0.9980469, "token_accuracy", examples=128)
     assert recall_in_text.PROTOCOL.right(row) == 127.75  # 511 of 512 answers are not all
     assert what_works.PROTOCOL.right(row.replace(metric="exact_match", value=0.9746094, examples=512)) == 499
 
