@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.reports.made import measurement
-from traformer.experiments import copy_recipe, recall_in_text, what_works
+from traformer.experiments import copy_recipe, copy_wide, recall_in_text, what_works
 from traformer.experiments.protocol import (
     FAILS,
     HOLDS,
@@ -89,6 +89,23 @@ def test_a_rate_that_fails_is_never_chosen(tmp_path):
     search(tmp_path, declared, {1e-3: 0.4, 2e-3: 0.1, 4e-3: 0.2})
     (failed,) = declared.search_cells("copy", ARM, 8e-3)
     assert declared.search(tmp_path, "copy", ARM, [failed.name]).rate == 2e-3
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ({1e-3: 1e-3, 2e-3: 2e-3, 4e-3: 1e-6, 8e-3: 0.4}, 2e-3),  # not the one that happened to err least
+        ({1e-3: 0.4, 2e-3: 2e-3, 4e-3: 1e-6, 8e-3: 0.4}, 2e-3),  # the lower of two
+        ({1e-3: 0.3, 2e-3: 0.1, 4e-3: 0.2, 8e-3: 0.4}, 2e-3),  # none solves it: the lowest
+        ({1e-3: 1e-3, 2e-3: 1e-6, 4e-3: 0.2, 8e-3: 0.4}, None),  # on the edge: the grid is extended
+    ],
+)
+def test_of_rates_that_solve_the_task_the_middle_one_is_taken(tmp_path, losses, chosen):
+    declared = protocol(rates=tuple(losses), solved=1e-2)
+    search(tmp_path, declared, losses)
+    found = declared.search(tmp_path, "copy", ARM)
+    assert found.rate == chosen
+    assert [cell.config.lr for cell in found.missing] == ([] if chosen else [5e-4])
 
 
 def test_the_search_sees_the_trained_length_alone_and_seeds_of_its_own():
@@ -229,7 +246,9 @@ def test_summary_as_a_program(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "module", [what_works, recall_in_text, copy_recipe], ids=lambda module: module.__name__.rpartition(".")[2]
+    "module",
+    [what_works, recall_in_text, copy_recipe, copy_wide],
+    ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_experiments_are_declared_in_full(module):
     declared = module.PROTOCOL

@@ -5,7 +5,8 @@ hypotheses, and is committed before it runs. `Protocol.next_cells` then goes thr
 
 1.  Every rate of the grid, with search seeds of its own. The rate with the lowest loss at the end of training is
     chosen; training draws fresh examples, so that this is the loss on the training distribution, and nothing beyond
-    the trained length is looked at. An optimum on the edge of the grid extends the grid on that side.
+    the trained length is looked at. An optimum on the edge of the grid extends the grid on that side. Where several
+    rates solve the task (`solved`), their losses differ by single wrong answers: the middle one of these is chosen.
 2.  The table's seeds, none of which the search or the design of a method has seen, at the chosen rate.
 
 `Protocol.verdicts` compares what was measured with each hypothesis: it holds, does not hold, or is not decided.
@@ -280,6 +281,7 @@ class Protocol:
     seeds: tuple[int, ...] = (10, 11, 12, 13, 14)
     examples: int = 512
     search_examples: int = 64
+    solved: float = 0.0  # rates whose loss is not above this are equally good
 
     def cells(self) -> list[Cell]:
         """The first cells; `next_cells` gives those that follow from what they measure."""
@@ -339,7 +341,7 @@ class Protocol:
                 missing += [cell for cell, loss in zip(cells, runs, strict=True) if loss is None]
             if missing:
                 return Search(None, losses, missing)
-            best = min(losses, key=lambda rate: losses[rate])
+            best = self._best(losses)
             below, above = best / self.rate_factor, best * self.rate_factor
             if best == min(grid) and min(self.rates) / below <= limit:
                 grid.append(below)
@@ -347,6 +349,11 @@ class Protocol:
                 grid.append(above)
             else:
                 return Search(best, losses, [])
+
+    def _best(self, losses: dict[float, float]) -> float:
+        """The rate with the lowest loss, or the middle one of those that solve the task, the lower of two."""
+        solving = sorted(rate for rate, loss in losses.items() if loss <= self.solved)
+        return solving[(len(solving) - 1) // 2] if solving else min(losses, key=lambda rate: losses[rate])
 
     def rows(self, out: Path, setting: str, arm: Arm, seed: int) -> list[Measurement]:
         """What was measured of one cell of the table, in the setting's metric."""
