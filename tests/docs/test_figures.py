@@ -207,6 +207,34 @@ def test_the_readme_on_recall_and_text():
     assert f"a perplexity of {long:.1f} in windows of 16,384, where RoPE has {rope:.0f}, and {sliding:.1f} in" in page
 
 
+def test_wrong_comparisons_of_copy():
+    """-ln(share of right strings) / n^2 at every length, and the strings that the wide models get wrong at 20 and 40."""
+    page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
+    shares = defaultdict(list)
+    for experiment in ("copy_recipe", "copy_wide"):
+        with open(RESULTS / experiment / "cells.csv", encoding="utf-8") as lines:
+            for row in csv.DictReader(lines):
+                shares[row["setting"], row["arm"], int(row["length"])].append(int(row["right"]) / int(row["examples"]))
+
+    def implied(share: float, n: int) -> str:
+        return "none" if share == 1 else f"{-1e6 * math.log(share) / n**2:.1f}"
+
+    shown = page.split("<!-- comparisons -->")[1].split("<!-- end of comparisons -->")[0].strip().splitlines()[2:]
+    arms = (("copy_20", "local_far"), ("wide_20", "local_far"), ("copy_6", "local_far"), ("copy_6", "tra_plus"))
+    for line, arm in zip(shown, arms, strict=True):
+        at = sorted(n for setting, name, n in shares if (setting, name) == arm)
+        means = {n: sum(shares[*arm, n]) / len(shares[*arm, n]) for n in at}
+        assert [cell.strip() for cell in line.strip("|").split("|")][1:] == [implied(means[n], n) for n in at], line
+    wrong = defaultdict(int)
+    with open(RESULTS / "copy_wide" / "trained_length.csv", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            wrong[int(row["length"])] += int(row["examples"]) - int(row["right"])
+    rates = {n: implied(1 - count / 100_000, n) for n, count in wrong.items()}
+    text = " ".join(page.split())
+    assert f"{wrong[20]} of 100,000 strings of 20 symbols are wrong, {rates[20]} per million comparisons" in text
+    assert f"{wrong[40]} of 40 symbols, {rates[40]}" in text
+
+
 def test_demo():
     values = measured("demo", "exact_match")
 
