@@ -208,7 +208,7 @@ def test_the_readme_on_recall_and_text():
 
 
 def test_wrong_comparisons_of_copy():
-    """-ln(share of right strings) / n^2 at every length, and the strings that the wide models get wrong at 20 and 40."""
+    """-ln(share of right strings) / n^2 at every length, and what the wide models get wrong at 20 and 40 symbols."""
     page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
     shares = defaultdict(list)
     for experiment in ("copy_recipe", "copy_wide"):
@@ -233,6 +233,9 @@ def test_wrong_comparisons_of_copy():
     text = " ".join(page.split())
     assert f"{wrong[20]} of 100,000 strings of 20 symbols are wrong, {rates[20]} per million comparisons" in text
     assert f"{wrong[40]} of 40 symbols, {rates[40]}" in text
+    predicted = 100 * math.exp(-(320**2) * -math.log(1 - wrong[20] / 100_000) / 20**2)
+    measured_at_320 = 100 * sum(shares["wide_20", "local_far", 320]) / 5
+    assert f"{predicted:.0f} % would be right at 320 symbols; {measured_at_320:.0f} % are" in text
 
 
 def test_demo():
