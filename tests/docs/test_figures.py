@@ -220,7 +220,8 @@ def test_wrong_comparisons_of_copy():
         return "none" if share == 1 else f"{-1e6 * math.log(share) / n**2:.1f}"
 
     shown = page.split("<!-- comparisons -->")[1].split("<!-- end of comparisons -->")[0].strip().splitlines()[2:]
-    arms = (("copy_20", "local_far"), ("wide_20", "local_far"), ("copy_6", "local_far"), ("copy_6", "tra_plus"))
+    settings = ("copy_20", "wide_20", "copy_6", "wide_6")
+    arms = (*((setting, "local_far") for setting in settings), ("copy_6", "tra_plus"))
     for line, arm in zip(shown, arms, strict=True):
         at = sorted(n for setting, name, n in shares if (setting, name) == arm)
         means = {n: sum(shares[*arm, n]) / len(shares[*arm, n]) for n in at}
