@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.reports.made import measurement
-from traformer.experiments import copy_recipe, copy_wide, recall_in_text, what_works
+from traformer.experiments import copy_batch, copy_recipe, copy_wide, recall_in_text, what_works
 from traformer.experiments.protocol import (
     FAILS,
     HOLDS,
@@ -106,6 +106,15 @@ def test_of_rates_that_solve_the_task_the_middle_one_is_taken(tmp_path, losses, 
     found = declared.search(tmp_path, "copy", ARM)
     assert found.rate == chosen
     assert [cell.config.lr for cell in found.missing] == ([] if chosen else [5e-4])
+
+
+def test_a_rate_that_is_given_is_not_searched_for(tmp_path):
+    declared = copy_batch.PROTOCOL
+    names = [f"batch_6-local_far-seed{seed}" for seed in declared.seeds]
+    for cells in (declared.cells(), declared.next_cells(tmp_path)):
+        assert [cell.name for cell in cells] == names and {cell.config.lr for cell in cells} == {5e-3}
+    following = declared.next_cells(tmp_path, failed=names)
+    assert {cell.config.lr for cell in following} == {2.5e-3} and len(following) == 5
 
 
 def test_the_search_sees_the_trained_length_alone_and_seeds_of_its_own():
@@ -247,7 +256,7 @@ def test_summary_as_a_program(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "module",
-    [what_works, recall_in_text, copy_recipe, copy_wide],
+    [what_works, recall_in_text, copy_recipe, copy_wide, copy_batch],
     ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_experiments_are_declared_in_full(module):

@@ -67,6 +67,7 @@ class Setting:
     lengths: str
     metric: str = "exact_match"
     stride: int | None = None  # of text, see Cell
+    rate: float | None = None  # for every arm, where an earlier search has chosen it: then there is none here
 
 
 @dataclass(frozen=True)
@@ -285,8 +286,11 @@ class Protocol:
 
     def cells(self) -> list[Cell]:
         """The first cells; `next_cells` gives those that follow from what they measure."""
-        setting, wave = self.waves[0]
-        return [cell for arm in wave for rate in self.rates for cell in self.search_cells(setting, arm, rate)]
+        name, wave = self.waves[0]
+        given = self.settings[name].rate
+        if given is not None:
+            return [cell for arm in wave for cell in self.table_cells(name, arm, given)]
+        return [cell for arm in wave for rate in self.rates for cell in self.search_cells(name, arm, rate)]
 
     def next_cells(self, out: str | Path, failed: Sequence[str] = ()) -> list[Cell]:
         """What can run now, given what `out` holds: the cells of the first wave that is not complete.
@@ -326,7 +330,9 @@ class Protocol:
         )
 
     def search(self, out: Path, setting: str, arm: Arm, failed: Sequence[str] = ()) -> Search:
-        """How far the search for an arm's rate has come."""
+        """How far the search for an arm's rate has come; at its end at once where the setting gives a rate."""
+        if self.settings[setting].rate is not None:
+            return Search(self.settings[setting].rate, {}, [])
         grid = list(self.rates)
         limit = self.rate_factor**self.extensions * 1.001
         while True:
