@@ -9,6 +9,7 @@ from traformer.experiments.claims import (
     Target,
     error_cut,
     error_cut_by_sixty_percent,
+    error_of_paper_peers_cut,
     error_per_read,
     every_seed,
     more_than_three_times_longer,
@@ -53,6 +54,17 @@ def test_the_best_other_method_is_found_at_each_length():
 )
 def test_error_cut(own, other, outcome):
     assert error_cut_by_sixty_percent("t", "tra", own, {"rope": other}, 50).outcome == outcome
+
+
+def test_error_cut_of_the_papers_peers():
+    """Asked a second time only where others were run beside them."""
+    own, weak, strong = {100: 0.9}, {100: 0.5}, {100: 0.89}
+    assert error_of_paper_peers_cut("t", "tra", own, {"rope": weak}, 50) is None
+    assert error_of_paper_peers_cut("t", "tra", own, {"lstm": weak}, 50) is None
+    others = {"rope": weak, "asentmax": strong}
+    assert error_cut_by_sixty_percent("t", "tra", own, others, 50).outcome == FAILS
+    verdict = error_of_paper_peers_cut("t", "tra", own, others, 50)
+    assert verdict is not None and verdict.outcome == HOLDS and "80 % at 100 (rope)" in verdict.numbers
 
 
 def test_error_cut_without_others():

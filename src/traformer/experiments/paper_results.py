@@ -9,6 +9,7 @@ from traformer.experiments.claims import (
     NOT_TESTED,
     TARGETS,
     error_cut_by_sixty_percent,
+    error_of_paper_peers_cut,
     error_per_read,
     every_seed,
     more_than_three_times_longer,
@@ -106,6 +107,8 @@ def verdicts(summary: Summary, scale: str) -> list[Verdict]:
         others = {other: summary.means(other) for other in summary.rows if not other.startswith("tra")}
         found.append(more_than_three_times_longer(name, method, own, summary.trained))
         found.append(error_cut_by_sixty_percent(name, method, own, others, summary.trained))
+        against_paper = error_of_paper_peers_cut(name, method, own, others, summary.trained)
+        found += [against_paper] if against_paper else []
         target = TARGETS.get(summary.part)
         if target is not None and method in target.methods:
             found.append(every_seed(name, method, summary.worst(method), target))
