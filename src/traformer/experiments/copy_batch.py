@@ -1,8 +1,8 @@
 """Copy to 16 times the trained length with batches four times as large, chosen by errors at the trained length.
 
 `copy_wide` shows that `local_far` errs at the same rate per comparison of a query with a symbol from the trained length
-to 16 times that, so what it lacks at 16 times can be seen, and improved, at the trained length. The loss cannot show it,
-since nearly every string is right; the number of wrong ones among many can. Trained to 6 symbols at 5e-3 (seed 213,
+to 16 times that, so what it lacks at 16 times can be seen, and improved, at the trained length. The loss cannot show
+it, since nearly every string is right; the number of wrong ones among many can. Trained to 6 symbols at 5e-3 (seed 213,
 which is not used here), wrong of 50,000 strings of 6 symbols (results/copy_batch/choices.csv): 7 with the batches of 64
 and 3,000 steps of `copy_recipe`, 9 without weight decay, 2 with 10,000 steps, 1 with batches of 256. Nothing longer was
 looked at. So a batch has 256 strings here, and nothing else differs from `copy_recipe`.
