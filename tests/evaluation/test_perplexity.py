@@ -6,12 +6,13 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from traformer.cli import main
-from traformer.evaluation.perplexity import Measured, measure_perplexity, windows
+from traformer.evaluation.perplexity import RECURRING, Measured, measure_perplexity, recurrence_distances, windows
 from traformer.models import TraformerConfig, TraformerForCausalLM
 from traformer.models import loss as loss_module
 from traformer.tasks import Text
@@ -74,6 +75,28 @@ def test_equals_the_plain_formula(folder, model, monkeypatch, window, stride, ba
         assert value == pytest.approx(sum(found) / len(found), rel=1e-9)
 
 
+@pytest.mark.parametrize("length", [0, 1, RECURRING, RECURRING + 1, 9, 400])
+@pytest.mark.parametrize("vocabulary", [1, 2, 3])
+def test_recurrence_is_how_long_ago_the_same_tokens_came_before(length: int, vocabulary: int) -> None:
+    tokens = np.random.default_rng(length).integers(7, 7 + vocabulary, length)
+    runs = {place: tuple(tokens[place - RECURRING : place]) for place in range(RECURRING, length)}
+    expected = [
+        next((d for d in range(1, place) if place - d in runs and runs[place - d] == runs[place]), 0)
+        for place in range(length)
+    ]
+    assert recurrence_distances(tokens.astype(np.uint16)).tolist() == expected
+
+
+def test_loss_by_recurrence_is_a_mean_over_the_tokens_at_that_distance() -> None:
+    distances = np.array([0, 0, 1, 2, 3, 4, 900])
+    measured = Measured(8, len(distances), distances)
+    losses = np.arange(7, dtype=float)
+    for part in (slice(1, 4), slice(4, 7)):
+        places = np.arange(7)[part]
+        measured.add(losses[part], places, places)
+    assert measured.by_recurrence() == [(1, 1, 2.0, 1), (2, 3, 3.5, 2), (4, 7, 5.0, 1), (512, 1023, 6.0, 1)]
+
+
 def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(folder, model) -> None:
     with torch.no_grad():
         model.lm_head.weight.zero_()
@@ -86,7 +109,7 @@ def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(folder, model) -> 
 def test_the_interval_covers_the_mean_of_noise() -> None:
     generator, inside = torch.Generator().manual_seed(0), 0
     for _ in range(200):
-        measured = Measured(2, 1024 * 40)
+        measured = Measured(2, 1024 * 40, np.zeros(1024 * 40, dtype=np.int64))
         measured.block_count += 1024
         measured.block_loss += (2.0 + torch.randn(40, generator=generator).numpy() * 0.1) * 1024
         low, high = measured.interval()
@@ -120,9 +143,13 @@ def test_tra_eval_of_a_text_run(folder: Path, tmp_path: Path, capsys: pytest.Cap
     by_place = [row for row in rows if row["metric"] == "loss_by_place"]
     for length in (32, 64):
         assert sum(row["counted"] for row in by_place if row["length"] == length) == len(held_out) - 1
+    by_distance = [row for row in rows if row["metric"] == "loss_by_recurrence"]
+    recurring = int((recurrence_distances(np.frombuffer(held_out.encode(), dtype=np.uint8)) > 0).sum())
+    for length in (32, 64):
+        assert sum(row["counted"] for row in by_distance if row["length"] == length) == recurring > 0
     for row in rows:
         assert row["protocol"]["stride"] == row["length"] - 1
-        if row not in by_place:
+        if row not in by_place and row not in by_distance:
             assert row["low"] <= row["value"] <= row["high"] and row["counted"] == len(held_out) - 1
 
     # Measured again only when asked; a stride is another measurement beside it.

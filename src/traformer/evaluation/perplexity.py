@@ -3,7 +3,11 @@
 A window of T tokens gives every token but its first a probability. Windows are placed so that every token of the
 text but the very first is scored exactly once: with the default stride T - 1 they overlap in one token, which is scored
 by the window it ends; with a smaller stride only a window's last `stride` tokens are scored, each with at least
-T - stride tokens of context. Memory does not grow with the text, and with the window only by the trunk's activations.
+T - stride tokens of context. Memory grows with the window by the trunk's activations, and with the text by a number per
+token.
+
+What a far context is worth shows by recurrence: before how many tokens the same few tokens stood last. A model that
+looks that far may know what followed them.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
 EXAMPLE_TOKENS = 8192  # of text that one of `--examples` stands for, the same text at every window
 BLOCK = 1024  # tokens of text that are taken together for the interval, since neighbours are not independent
 CONFIDENT = 1.959964  # standard errors of a 95 % interval
+RECURRING = 4  # tokens before a token that must have occurred before, in the same order, for it to count as recurring
 
 
 @dataclass
@@ -45,15 +50,19 @@ class Measured:
 
     window: int
     tokens: int
+    recurrence: NDArray[np.int64]  # [tokens], see `recurrence_distances`
     position_loss: NDArray[np.float64] = field(init=False)  # [window], by place in the window
     position_count: NDArray[np.int64] = field(init=False)
     block_loss: NDArray[np.float64] = field(init=False)  # [blocks], by place in the text
     block_count: NDArray[np.int64] = field(init=False)
+    recurrence_loss: NDArray[np.float64] = field(init=False)  # [64], by the bits of the distance; 0: never before
+    recurrence_count: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         blocks = -(-self.tokens // BLOCK)
         self.position_loss, self.position_count = np.zeros(self.window), np.zeros(self.window, dtype=np.int64)
         self.block_loss, self.block_count = np.zeros(blocks), np.zeros(blocks, dtype=np.int64)
+        self.recurrence_loss, self.recurrence_count = np.zeros(64), np.zeros(64, dtype=np.int64)
 
     def add(self, losses: NDArray[np.float64], in_window: NDArray[np.int64], in_text: NDArray[np.int64]) -> None:
         self.position_loss += np.bincount(in_window, losses, minlength=self.window)
@@ -61,6 +70,9 @@ class Measured:
         block = in_text // BLOCK
         self.block_loss += np.bincount(block, losses, minlength=len(self.block_loss))
         self.block_count += np.bincount(block, minlength=len(self.block_count))
+        bits = np.frexp(self.recurrence[in_text])[1]  # of distances 1, 2-3, 4-7, ...: 1, 2, 3, ...
+        self.recurrence_loss += np.bincount(bits, losses, minlength=64)
+        self.recurrence_count += np.bincount(bits, minlength=64)
 
     @property
     def scored(self) -> int:
@@ -92,6 +104,33 @@ class Measured:
                 found.append((first, last, float(self.position_loss[part].sum() / count), int(count)))
             first *= 2
         return found
+
+    def by_recurrence(self) -> list[tuple[int, int, float, int]]:
+        """(shortest, longest distance, mean loss, tokens) of recurring tokens, distances in ranges that double."""
+        return [
+            (1 << bits - 1, (1 << bits) - 1, float(self.recurrence_loss[bits] / count), int(count))
+            for bits, count in enumerate(self.recurrence_count)
+            if bits and count
+        ]
+
+
+def recurrence_distances(tokens: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """How many tokens ago the RECURRING tokens before each token last occurred in the text, [n]; 0: never.
+
+    At distance d the token d places back is what followed them then.
+    """
+    distances = np.zeros(len(tokens), dtype=np.int64)
+    if len(tokens) <= RECURRING:
+        return distances
+    _, groups = np.unique(tokens, return_inverse=True)
+    ids = groups = groups.astype(np.int64)
+    for _ in range(RECURRING - 1):  # runs of one token more at each turn, numbered anew so that numbers stay small
+        runs = groups[:-1] * len(tokens) + ids[len(ids) - len(groups) + 1 :]
+        _, groups = np.unique(runs, return_inverse=True)
+    order = np.argsort(groups[:-1], kind="stable")  # equal runs side by side, in the order of the text
+    again = np.diff(groups[order]) == 0
+    distances[RECURRING + order[1:][again]] = np.diff(order)[again]
+    return distances
 
 
 @dataclass(frozen=True)
@@ -131,7 +170,7 @@ def measure_perplexity(
     stride = check_stride(window, stride)
     device = next(model.parameters()).device
     weight = model.get_output_embeddings().weight
-    measured = Measured(window, tokens)
+    measured = Measured(window, tokens, recurrence_distances(text.tokens[:tokens]))
     batch: list[Window] = []
 
     def run() -> None:
@@ -280,7 +319,7 @@ def position_text(measurements: Iterable[Measurement]) -> str:
 def window_measurements(
     run: OpenedRun, request: Request, measured: Measured, text: TokenizedText
 ) -> Iterator[Measurement]:
-    """Perplexity per token and per word and bits per byte, with 95 % intervals; then the loss by place."""
+    """Perplexity per token and per word and bits per byte, with 95 % intervals; the loss by place and by recurrence."""
     counts = text.counts
     per_word = counts.tokens / (counts.words + counts.line_ends)
     per_byte = counts.tokens / counts.bytes / math.log(2)
@@ -294,6 +333,8 @@ def window_measurements(
         yield run.measurement(request, metric, scale(measured.loss), scale(low), scale(high), counted=measured.scored)
     for first, last, loss, count in measured.by_position():
         yield run.measurement(request, "loss_by_place", loss, at={"place": first, "to": last}, counted=count)
+    for first, last, loss, count in measured.by_recurrence():
+        yield run.measurement(request, "loss_by_recurrence", loss, at={"distance": first, "to": last}, counted=count)
 
 
 def safe_exp(value: float) -> float:

@@ -109,6 +109,11 @@ _ALL = (
         section="text", scale="linear", better="lower", along="place",
     ),
     Metric(
+        "loss_by_recurrence", "loss by distance of recurrence",
+        "Mean loss in nats of the tokens that follow four tokens which stood in the text before, last so far back.",
+        section="text", scale="linear", better="lower", along="distance",
+    ),
+    Metric(
         "recall_at_depth", "recall of a planted fact",
         "Share of facts planted at this depth (0: the start of the text, 1: its end) that are recalled word for word.",
         section="text", format="percent", scale="share", better="higher", along="depth",

@@ -48,7 +48,9 @@ class Text(Task):
 
     name: ClassVar[str] = "text"
     label: ClassVar[str] = "Text"
-    metrics: ClassVar[tuple[str, ...]] = ("perplexity", "word_perplexity", "bits_per_byte", "loss_by_place")
+    metrics: ClassVar[tuple[str, ...]] = (
+        "perplexity", "word_perplexity", "bits_per_byte", "loss_by_place", "loss_by_recurrence",
+    )  # fmt: skip
     evaluator: ClassVar[str] = "perplexity"
     stream: ClassVar[int | None] = 5
     length_unit: ClassVar[str] = "tokens"
