@@ -79,9 +79,10 @@ PROTOCOL = Protocol(
         ("copy_6", MAIN),
         ("copy_20", (LOCAL_FAR,)),
         ("copy_6", (LOCAL_FAR,)),
+        *(("copy_6", (rival,)) for rival in LOCAL_RIVALS),
+        ("copy_6", RIVALS),
         ("copy_20", MAIN),
         ("copy_20", LOCAL_RIVALS),
-        ("copy_6", (*LOCAL_RIVALS, *RIVALS)),
         ("copy_20", RIVALS),
     ),
     hypotheses=(
