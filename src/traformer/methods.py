@@ -571,6 +571,11 @@ _name(
 
 _name(PEER_VARIANT, "rope_window", "rope", "RoPE with a sliding window of 128 keys", sliding_window=128)
 _name(
+    PEER_VARIANT, "previous_token", "nope",
+    "for the layer below tra_far: a softmax over two keys, of which half of the heads see the previous one alone; "
+    "temperature", sliding_window=2, exclude_self="half", temperature=True,
+)  # fmt: skip
+_name(
     PEER_VARIANT, "sinusoidal_offset", "sinusoidal", "sinusoidal positions, trained with random offsets",
     random_offset=1024,
 )  # fmt: skip

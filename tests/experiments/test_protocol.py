@@ -159,6 +159,13 @@ def test_the_upper_layer_of_near_far_is_tra_far():
     assert spelled_out.is_same(resolve_method("tra_far"))
 
 
+def test_local_far_is_previous_token_below_tra_far():
+    """As `--attention previous_token,tra_far`, which the pages recommend for copy."""
+    arm = copy_recipe.LOCAL_FAR
+    for spelled_out, name in zip(arm.attention.split(","), ("previous_token", "tra_far"), strict=True):
+        assert resolve_method(spelled_out, arm.options[spelled_out]).is_same(resolve_method(name))
+
+
 def test_single_answers_count_as_shares_of_their_sequence():
     row = measurement(recall_in_text.RECALL, 128, 0.9980469, "token_accuracy", examples=128)
     assert recall_in_text.PROTOCOL.right(row) == 127.75  # 511 of 512 answers are not all

@@ -307,6 +307,7 @@ DEFINITIONS = {
     "learned_offset": weights_nope,
     "rope_no_qk_norm": weights_rope,
     "rope_window": weights_rope,
+    "previous_token": weights_nope,
     "rope_equal": weights_rope,
     "alibi_equal": weights_alibi,
     "fot_equal": weights_fot,

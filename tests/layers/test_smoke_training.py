@@ -24,6 +24,7 @@ SLOWER: dict[str, tuple[str, float]] = {
     "t5": ("the bias table moves slowly at this lr: 16 exact buckets, each learned for itself", 0.5),
     "tra_fixed_decay": ("the slowest slopes forget less than 1 % a kept key and cannot be learned away", 0.5),
     "tra_far": ("it starts to forget next to nothing in any layer; it is meant for those above tra_plus", 0.5),
+    "previous_token": ("two layers with windows of two see three tokens; it is meant for the layer below tra_far", 0.6),
     "learned_offset": ("each of 1024 positions is seen too rarely in 400 steps", 0.5),
 }
 
