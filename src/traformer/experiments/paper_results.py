@@ -14,7 +14,7 @@ from traformer.experiments.claims import (
     every_seed,
     more_than_three_times_longer,
 )
-from traformer.experiments.paper import OURS, Part
+from traformer.experiments.paper import OURS, STACK, Part
 from traformer.experiments.protocol import FAILS, HOLDS, Verdict
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement, largest_length
@@ -94,9 +94,9 @@ def summaries(part: Part, out: str | Path, seeds: int | None = None) -> list[Sum
 
 
 def verdicts(summary: Summary, scale: str) -> list[Verdict]:
-    """On the claims about length, for each of TRA and tra_plus that was measured; smoke tests nothing."""
+    """On the claims about length, for each method of ours that was measured; smoke tests nothing."""
     found = []
-    for method in OURS:
+    for method in (*OURS, STACK):
         if method not in summary.rows or "/" in summary.split:
             continue
         name = f"{summary.part}{'' if summary.split in ('test', 'validation') else ' ' + summary.split}"
@@ -104,7 +104,9 @@ def verdicts(summary: Summary, scale: str) -> list[Verdict]:
         if summary.metric == "bits_per_byte":
             found.append(_stable(name, method, own, summary.trained))
             continue
-        others = {other: summary.means(other) for other in summary.rows if not other.startswith("tra")}
+        others = {
+            other: summary.means(other) for other in summary.rows if not (other.startswith("tra") or other == STACK)
+        }
         found.append(more_than_three_times_longer(name, method, own, summary.trained))
         found.append(error_cut_by_sixty_percent(name, method, own, others, summary.trained))
         against_paper = error_of_paper_peers_cut(name, method, own, others, summary.trained)
