@@ -246,6 +246,7 @@ _TRA_VARIANT = {
     **_GATE_BIAS,
     "threshold_growth": Option(0.0, "a: the n-th token's threshold grows by a * sqrt(2 log n)"),
     "margin": Option(0.0, "m: in training the threshold is drawn from [0, 2m] above its value, else m above it"),
+    "sharpening": Option(None, "p: the n-th token's scores times n^p, p learned for each head from this start"),
     "straight_through": Option(False, "removed keys have a gradient in training"),
     "learned_threshold": Option(False, "an input-adaptive threshold, trained with straight_through"),
 }
@@ -519,6 +520,10 @@ _name(
     threshold_growth=0.25,
 )  # fmt: skip
 _name(EXTENSION, "tra_margin", "tra_variant", "TRA with a margin around the threshold, drawn in training", margin=0.25)
+_name(
+    EXTENSION, "tra_sharpening", "tra_variant", "TRA whose scores grow with length: times n^p, p learned from 0",
+    sharpening=0.0,
+)  # fmt: skip
 _name(EXTENSION, "tra_slow_gate", "tra_variant", "TRA whose gate starts slow: 5 % per kept key", gate_bias=3.0)
 _name(EXTENSION, "tra_fast_gate", "tra_variant", "TRA whose gate starts fast: 88 % per kept key", gate_bias=-2.0)
 _name(

@@ -247,6 +247,17 @@ def weights_tra(n, h, i, threshold=0.0, decay=None):
     return softmax(logits)
 
 
+def weights_sharpening(n, h, i):
+    """The n-th token's scores times n^p; its gates' start and all else as in TRA."""
+    power = torch.tensor(float(i + 1), dtype=torch.float64) ** n.layer.sharpening[h]
+    score = n.score
+    n.score = lambda h, i, j: power * score(h, i, j)
+    try:
+        return weights_tra(n, h, i)
+    finally:
+        del n.score
+
+
 def weights_distance_only(n, h, i):
     """All keys that the head may see are in the softmax; distance counts those that score above 0."""
     log_decay = torch.log(sigmoid(gate(n.layer.decay_proj, n.x[i], h)))
@@ -301,6 +312,7 @@ DEFINITIONS = {
     "tra_exclude_self_temperature": weights_tra,
     "tra_growing_threshold": lambda n, h, i: weights_tra(n, h, i, threshold=0.25 * math.sqrt(2 * math.log(i + 1))),
     "tra_margin": lambda n, h, i: weights_tra(n, h, i, threshold=0.25),
+    "tra_sharpening": weights_sharpening,
     "tra_slow_gate": weights_tra,
     "tra_fast_gate": weights_tra,
     "sinusoidal_offset": weights_nope,
@@ -347,6 +359,33 @@ def compare(layer, expected_of):
 def test_definition(name, qk_norm):
     layer = build(name, qk_norm)
     compare(layer, lambda x: Naive(layer, x).output(DEFINITIONS[name]))
+
+
+@pytest.mark.parametrize("start", [-0.3, 0.4])
+def test_sharpening_in_every_variant(start):
+    """Negative and positive powers, together with a temperature, where keys are removed and where none is."""
+    for options in ({}, {"temperature": True, "exclude_self": "half"}):
+        layer = build("tra_variant", sharpening=start, **options)
+        compare(layer, lambda x, layer=layer: Naive(layer, x).output(weights_sharpening))
+
+
+def test_sharpening_starts_without_effect_and_counts_the_tokens_of_its_own_sequence():
+    """Packed sequences count anew, padded places do not count, and the early exit's bound covers the factor."""
+    layer = build("tra_sharpening").float()
+    with torch.no_grad():
+        layer.sharpening.zero_()
+    x = torch.randn(1, 24, E)
+    plain = build("tra").float()
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    torch.testing.assert_close(layer(x), plain(x))
+    with torch.no_grad():
+        layer.sharpening.copy_(torch.linspace(-0.5, 1.5, HEADS))
+    apart = torch.cat([layer(x[:, :9]), layer(x[:, 9:])], dim=1)
+    torch.testing.assert_close(layer(x, cu_seqlens=torch.tensor([0, 9, 24])), apart)
+    real = torch.arange(24)[None] >= 9
+    torch.testing.assert_close(layer(x, key_padding_mask=real)[:, 9:], layer(x[:, 9:]))
+    scores = layer.score_bound(torch.float32, 24)
+    assert (scores >= math.sqrt(D) * 24 ** torch.linspace(-0.5, 1.5, HEADS).clamp(min=0)).all()
 
 
 SOFTMAX = [name for name, method in METHODS.items() if "sliding_window" in method.option_table and name in DEFINITIONS]

@@ -25,7 +25,7 @@ from traformer.sweeps.cell import Cell
 TITLE = "TRA, its ablations, its extensions and its peers in the same decoder"
 
 PEERS = ("rope", "nope", "alibi", "cope", "fot", "stick_breaking")
-LATER = ("tra_far",)  # named after the table was run
+LATER = ("tra_far", "tra_sharpening")  # named after the table was run
 METHODS = ("tra", *PEERS, *(name for name in names_of_kind(ABLATION, EXTENSION) if name not in LATER))
 SEEDS = (0, 1, 2, 3)
 DEFAULT_LR = 3e-3

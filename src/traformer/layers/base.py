@@ -125,8 +125,8 @@ class AttentionLayer(nn.Module):
         if self.temperature is not None:
             nn.init.zeros_(self.temperature)
 
-    def score_bound(self, dtype: torch.dtype) -> float | Tensor | None:
-        """An upper bound of the scores, one number or [Hq]; None where QK-norm does not give one."""
+    def score_bound(self, dtype: torch.dtype, keys: int) -> float | Tensor | None:
+        """An upper bound of the scores among that many keys, one number or [Hq]; None where QK-norm gives none."""
         if not self.qk_norm:
             return None
         # |q|, |k| <= sqrt(D) up to rounding, hence s <= D * scale = sqrt(D) and a little.

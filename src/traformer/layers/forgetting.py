@@ -94,7 +94,7 @@ class ForgettingAttention(SoftmaxAttentionLayer):
         if self.window is not None or self.excluded_heads is not False or not context.is_plain_causal(length):
             return None  # the bound holds relative to the query's own key
         with torch.no_grad():
-            bound = self.score_bound(q.dtype)
+            bound = self.score_bound(q.dtype, k.shape[2])
             if bound is None:
                 bound = q.float().norm(dim=-1).max() * k.float().norm(dim=-1).max() * self.scale
             largest = float(bound.max()) if isinstance(bound, Tensor) else bound

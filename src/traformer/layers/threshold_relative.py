@@ -134,7 +134,7 @@ class ThresholdRelativeAttention(AttentionLayer):
             "query_start": query_start,
         }
         speed: _Speed = {
-            "score_bound": self.score_bound(q.dtype),
+            "score_bound": self.score_bound(q.dtype, k.shape[2]),
             "key_index": self._key_index(k, context),
             "tolerance": self.option["tolerance"],
             "backend": self.option["backend"],

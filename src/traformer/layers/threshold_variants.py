@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Unpack
 
 import torch
@@ -43,6 +44,10 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
                     unrelated keys are near a standard normal, whose maximum over n draws grows like sqrt(2 log n)
         margin      m: in training each query's threshold is drawn from threshold + [0, 2m], in evaluation it is
                     threshold + m. Keys near it are kept or removed by chance, so training drives them away from it
+        sharpening  p: the scores of the n-th token are multiplied by n^p, p learned for each head from this start and
+                    trained at 10 times the lr (None: no such factor). More keys share a softmax the longer the text
+                    is; a factor that grows leaves the best of them their weight. At threshold 0 it changes nothing in
+                    which keys are kept, since it is positive
         straight_through  training gives removed keys a gradient: the forward is TRA's own, the backward is as if each
                     key were weighted by sigmoid((s - threshold) / 0.5), a removed one as if it were kept
         learned_threshold  an input-adaptive threshold: softplus(w_h . x + b_h) on top of `threshold`, b_h starting at
@@ -65,6 +70,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         gate_bias: float | str | list[float] | None = None,
         threshold_growth: float = 0.0,
         margin: float = 0.0,
+        sharpening: float | None = None,
         straight_through: bool = False,
         learned_threshold: bool = False,
         **more: Unpack[ThresholdArguments],
@@ -79,6 +85,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             gate_bias=gate_bias,
             threshold_growth=threshold_growth,
             margin=margin,
+            sharpening=sharpening,
             straight_through=straight_through,
             learned_threshold=learned_threshold,
             **more,
@@ -94,6 +101,10 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             self.decay_proj = None  # type: ignore[assignment]
         elif self.option["gate_bias"] is not None:
             self.decay_proj.bias_start = gate_biases(self.option["gate_bias"], self.num_heads)  # type: ignore[assignment]
+        self.sharpening: nn.Parameter | None = None
+        if self.option["sharpening"] is not None:
+            self.sharpening = nn.Parameter(torch.full((self.num_heads,), float(self.option["sharpening"])))
+            self.sharpening.lr_scale = 10.0  # type: ignore[attr-defined]  # as the temperature's
         self.slopes = alibi_slopes(self.num_heads)
         self.threshold_proj = nn.Linear(self.embed_dim, self.num_heads) if self.option["learned_threshold"] else None
         if self.threshold_proj is not None:
@@ -110,6 +121,10 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
         for name in ("threshold_growth", "margin"):
             if not (is_number(options[name]) and options[name] >= 0):
                 raise InputError(f"attention option {name} must be a finite number >= 0, got {options[name]!r}")
+        if options["sharpening"] is not None and not is_number(options["sharpening"]):
+            raise InputError(
+                f"attention option sharpening must be a finite number or null, got {options['sharpening']!r}"
+            )
         distance, fixed, bias = options["distance"], options["decay"] == "fixed", options["gate_bias"]
         if fixed and distance != "contextual":
             raise InputError(
@@ -122,6 +137,24 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             raise InputError(
                 "attention option removal=false only makes sense with contextual distance and a given threshold"
             )
+
+    def reset_own_parameters(self) -> None:
+        super().reset_own_parameters()
+        if self.sharpening is not None:
+            nn.init.constant_(self.sharpening, float(self.option["sharpening"]))
+
+    def place(self, q: Tensor, k: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
+        if self.sharpening is None:
+            return q, k
+        seen = (context.places(q.shape[2], q.device) + 1).clamp(min=1).to(self.sharpening.dtype)  # [B or 1, T]
+        factor = (self.sharpening[:, None] * seen.log()[:, None, :]).exp()  # [B or 1, H, T]
+        return q * factor[..., None].to(q.dtype), k
+
+    def score_bound(self, dtype: torch.dtype, keys: int) -> float | Tensor | None:
+        bound = super().score_bound(dtype, keys)
+        if bound is None or self.sharpening is None:
+            return bound
+        return bound * (self.sharpening.detach().clamp(min=0).float() * math.log(max(keys, 1))).exp()
 
     def key_state(self, q: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
         if self.distance != "forgetting":
