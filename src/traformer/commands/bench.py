@@ -10,6 +10,7 @@ BENCHMARKS = {
     "attention": "time and memory of the attention kernels by length",
     "decode": "time per token when decoding with a cache",
     "train": "time and memory of a training step, relative to RoPE",
+    "lengths": "what training in parts of similar length saves",
     "predict": "predicted times of the GPU kernel on an A100 and an H100",
     "gpu": "run all benchmarks on this machine's GPU and write them to one folder",
 }

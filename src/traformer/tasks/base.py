@@ -64,6 +64,18 @@ class Batch:
         moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in dataclasses.fields(self)}
         return Batch(**moved)
 
+    def by_length(self, parts: int) -> list[Batch]:
+        """The same examples in `parts` batches of equally many, shorter ones first, each padded to its own longest."""
+        import torch
+
+        order = torch.argsort(self.lengths, stable=True)
+        pieces = []
+        for rows in order.tensor_split(parts):
+            longest = int(self.lengths[rows].max())
+            cut = {name: getattr(self, name)[rows, :longest] for name in ("input_ids", "answers", "sources")}
+            pieces.append(Batch(**cut, lengths=self.lengths[rows]))
+        return pieces
+
 
 @dataclasses.dataclass(frozen=True)
 class Split:

@@ -35,6 +35,7 @@ from traformer.training.optimizer import (
     optimizer_tensors,
     set_learning_rate,
 )
+from traformer.training.padding import similar_lengths
 from traformer.training.parallel import Parallel, whole
 from traformer.training.progress import TrainingProgress
 from traformer.training.stop import StopRequest
@@ -285,6 +286,7 @@ class _Run:
             )
             for part in range(config.accumulate)
         ]
+        batches = [piece for batch in batches for piece in similar_lengths(task, batch, group.device)]
         answers, tokens, stop = group.sum(
             sum(int(batch.answers[:, 1:].sum()) for batch in batches),
             sum(int(batch.lengths.sum()) for batch in batches),
@@ -297,7 +299,7 @@ class _Run:
         loss_sum, correct = 0.0, 0
         for part, batch in enumerate(batches):
             batch = batch.to(group.device)
-            with group.backward_of(self.module, last=part == config.accumulate - 1):
+            with group.backward_of(self.module, last=part == len(batches) - 1):
                 with self._autocast():
                     loss, right = self.module(batch.input_ids, batch.answers)
                 # Wrappers average gradients over processes; so this is the mean over all answers of the global batch.
