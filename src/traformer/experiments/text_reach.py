@@ -138,19 +138,20 @@ def difference(first: dict[int, float], second: dict[int, float], paired: bool) 
     return float(low), float(high)
 
 
-def measured(out: Path) -> Iterator[tuple[Arm, int, Measurement]]:
-    for _, wave in PROTOCOL.waves:
+def measured(protocol: Protocol, out: Path) -> Iterator[tuple[str, Arm, int, Measurement]]:
+    """(setting, arm, seed, measurement) of everything measured at the table's seeds."""
+    for setting, wave in protocol.waves:
         for arm in wave:
-            for seed in PROTOCOL.seeds:
-                folder = RunFolder(out / f"{SETTING}-{arm.name}-seed{seed}")
+            for seed in protocol.seeds:
+                folder = RunFolder(out / f"{setting}-{arm.name}-seed{seed}")
                 for one in folder.results.read() if folder.is_run() else []:
-                    if (one.study, one.examples) == ("eval", PROTOCOL.examples):
-                        yield arm, seed, one
+                    if (one.study, one.examples) == ("eval", protocol.examples):
+                        yield setting, arm, seed, one
 
 
 def losses(out: Path) -> Losses:
     found: Losses = {}
-    for arm, seed, one in measured(out):
+    for _, arm, seed, one in measured(PROTOCOL, out):
         if one.metric == "perplexity" and one.value is not None:
             found.setdefault((arm.name, (one.split, int(one.length))), {})[seed] = math.log(one.value)
     return found
@@ -172,7 +173,7 @@ def write_summary(out: Path, folder: Path) -> None:
     for (arm, (split, window)), by_seed in found.items():
         rows += [(arm, split, str(window), str(seed), f"{loss:.6f}") for seed, loss in sorted(by_seed.items())]
     places = [("arm", "seed", "place", "to", "nats")]
-    for arm_of, seed, one in measured(out):
+    for _, arm_of, seed, one in measured(PROTOCOL, out):
         if one.metric == "loss_by_place" and (one.split, int(one.length)) == LONG and one.value is not None:
             places.append((arm_of.name, str(seed), str(one.at["place"]), str(one.at["to"]), f"{one.value:.6f}"))
     write_atomically(folder / "losses.csv", csv_text(rows))
