@@ -22,8 +22,9 @@ from traformer.runs import checkpoint as checkpoints
 from traformer.training.loop import first_example, per_process, train
 from traformer.training.parallel import Parallel
 
-# Lengths differ, so the two processes' shares differ in answers and in width.
-CONFIG = without_dropout(task="copy", task_options={"max_length": 6, "vocabulary": 12}, batch_size=8, clip=1.0)
+# Lengths differ, so the two processes' shares differ in answers and in width. The batch is large enough that one process
+# takes it in four parts of similar length, each of two processes its share in two.
+CONFIG = without_dropout(task="copy", task_options={"max_length": 6, "vocabulary": 12}, batch_size=320, clip=1.0)
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--nproc-per-node", "2", "--master-port"],
     "accelerate": ["accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port"],
@@ -180,9 +181,10 @@ def test_no_example_is_seen_twice():
 
 def test_batch_that_does_not_divide(monkeypatch, tmp_path):
     group = Parallel("ddp", 0, 3, torch.device("cpu"))
+    config = CONFIG.replace(batch_size=8)
     with pytest.raises(InputError, match="batch_size 8 does not divide by 3 processes"):
-        per_process(CONFIG, group)
-    assert per_process(CONFIG.replace(accumulate=2), Parallel("ddp", 0, 2, group.device)) == 2
+        per_process(config, group)
+    assert per_process(config.replace(accumulate=2), Parallel("ddp", 0, 2, group.device)) == 2
 
 
 def test_errors_are_the_users():
