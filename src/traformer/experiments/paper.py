@@ -21,7 +21,7 @@ from traformer.tasks.algorithmic import PROBLEMS
 SCALES = ("smoke", "laptop", "paper")
 OURS = ("tra", "tra_plus")
 # What copies farthest in copy_batch: a window of two keys marks each token's neighbour, TRA above it reads. It was
-# added to the tables of strings after their first runs, and before any of its own.
+# added to the tables of strings and of induction after their first runs, and before any of its own.
 STACK = "previous_token,tra_far"
 
 _NO_DROPOUT = {
@@ -160,14 +160,14 @@ def induction(scale: str) -> list[Part]:
         _LAPTOP.replace(task="induction", task_options=options, batch_size=64, steps=1500),
         lengths,
         512,
-        everyone,
+        {**everyone, **_seeds(4, STACK)},
     )
     paper = Part(
         "induction",
         _PAPER.replace(task="induction", task_options=options, **_LONG),
         lengths,
         2048,
-        _seeds(4, *everyone),
+        _seeds(4, *everyone, STACK),
     )
     return [_of(scale, smoke, laptop, paper)]
 

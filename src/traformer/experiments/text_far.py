@@ -63,9 +63,9 @@ PROTOCOL = Protocol(
     },
     waves=(
         (SHORT, (NEAR_FAR,)),
+        (LONG, (NEAR_FAR,)),
         (SHORT, (NO_DISTANCE,)),
         (SHORT, (SHARPENING,)),
-        (LONG, (NEAR_FAR,)),
         (SHORT, (GROWING,)),
     ),
     hypotheses=(),  # of gains, below
