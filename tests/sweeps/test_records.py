@@ -92,3 +92,28 @@ def test_the_command_takes_and_adds_records(recorded, tmp_path, capsys):
     assert "a: skipped" in capsys.readouterr().err
     assert set(read_records(records)) == {"a", "b"}
     assert main(["reproduce", "copy", "--scale", "smoke", "--records", str(records)]) == 2
+
+
+def test_show_reports_what_is_recorded_and_runs_nothing(recorded, tmp_path, capsys):
+    """Later waves are shown, too, while cells of earlier ones are missing."""
+    experiment = tmp_path / "waves.py"
+    experiment.write_text(
+        "from tests.sweeps.test_records import cell\n"
+        "WAVES = [[cell('early', seed=3)], [cell()]]\n"
+        "def cells():\n    return WAVES[0]\n"
+        "def next_cells(out, failed):\n"
+        "    left = [[c for c in wave if c.name not in failed] for wave in WAVES]\n"
+        "    return next((wave for wave in left if wave), [])\n"
+    )
+    records, out = str(recorded / "cells.jsonl"), tmp_path / "runs"
+    command = ["sweep", str(experiment), "--out", str(out), "--show"]
+    assert main([*command, "--records", records]) == 0
+    assert (out / "a").is_dir() and not (out / "early").exists()
+    assert "report.html" in capsys.readouterr().out and (out / "report.html").exists()
+    for wrong, words in (
+        ([*command, "--jobs", "2"], "leave out --jobs"),
+        ([*command, "--records", str(tmp_path / "none.jsonl")], "no file"),
+        (["reproduce", "copy", "--scale", "laptop", "--show", "--records", str(tmp_path / "none.jsonl")], "no file"),
+    ):
+        assert main(wrong) == 2
+        assert words in capsys.readouterr().err

@@ -22,8 +22,8 @@ from traformer.runs import checkpoint as checkpoints
 from traformer.training.loop import first_example, per_process, train
 from traformer.training.parallel import Parallel
 
-# Lengths differ, so the two processes' shares differ in answers and in width. The batch is large enough that one process
-# takes it in four parts of similar length, each of two processes its share in two.
+# Lengths differ, so the two processes' shares differ in answers and in width. The batch is large enough that one
+# process takes it in four parts of similar length, each of two processes its share in two.
 CONFIG = without_dropout(task="copy", task_options={"max_length": 6, "vocabulary": 12}, batch_size=320, clip=1.0)
 LAUNCHERS = {
     "torchrun": ["torch.distributed.run", "--nproc-per-node", "2", "--master-port"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from traformer.commands import upcycle
 from traformer.commands.arguments import positive_int
-from traformer.commands.sweep import add_records, run_cells
+from traformer.commands.sweep import add_records, check_shown, run_cells
 from traformer.errors import InputError, unknown_name
 from traformer.storage import check_file
 
@@ -63,6 +63,8 @@ def main(args: argparse.Namespace) -> int:
     out = Path(args.out or f"runs/reproduce-{args.scale}")
     if args.records:
         check_file(Path(args.records))
+        if args.show:
+            check_shown(args.records)
     failed = 0
     for name in TABLE_NAMES if args.table == "all" else [args.table]:
         if name == COST:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from traformer.sweeps.cell import Cell
     from traformer.sweeps.local import CellState
 
+    # (out, names of failed cells) -> the cells that can run now
+    NextCells = Callable[[Path, list[str]], list[Cell]]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", help="a name (see `tra list experiments`), a .py file or a module with cells()")
@@ -25,6 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_records(parser)
     parser.add_argument("--list", action="store_true", help="print the cells' commands and run nothing")
+    parser.add_argument(
+        "--show", action="store_true", help="run nothing: report what is done, or recorded in --records, so far"
+    )
     parser.add_argument("--json", action="store_true", help="with --list: print JSON, for scripts")
 
 
@@ -55,8 +61,34 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(
             "--jobs is for this machine's processes; on Ray the cluster's resources decide, so leave it out"
         )
-    more = getattr(module, "next_cells", None)
-    return run_and_report(cells, out, args.jobs, getattr(module, "TITLE", None), args.ray, more, module, args.records)
+    title, more = getattr(module, "TITLE", None), getattr(module, "next_cells", None)
+    if args.show and (args.jobs or args.ray):
+        raise InputError("--show runs nothing, so leave out --jobs and --ray")
+    if args.show:
+        if args.records:
+            check_shown(args.records)
+            restore_all(cells, out, args.records, more)
+        report(out, title, module)
+        return 0
+    return run_and_report(cells, out, args.jobs, title, args.ray, more, module, args.records)
+
+
+def check_shown(records: str) -> None:
+    """Refuse to show a file of records that is not there."""
+    if not Path(records).exists():
+        raise InputError(f"there is no file {records} to show; give --records a file of finished cells or leave it out")
+
+
+def restore_all(cells: list[Cell], out: str, records: str, next_cells: NextCells | None) -> None:
+    """Lay out every recorded cell of a sweep, those of later waves included, whether or not earlier ones are there."""
+    from traformer.sweeps.records import read_records, restore
+
+    known = read_records(records)
+    passed: list[str] = []  # as cells that failed are passed over, so that the next wave comes
+    while cells:
+        restore(cells, known, out)
+        passed += [cell.name for cell in cells]
+        cells = next_cells(Path(out), passed) if next_cells else []
 
 
 def run_and_report(
@@ -65,7 +97,7 @@ def run_and_report(
     jobs: int | None,
     title: str | None,
     ray: str | None = None,
-    next_cells: Callable[[Path, list[str]], list[Cell]] | None = None,
+    next_cells: NextCells | None = None,
     experiment: ModuleType | None = None,
     records: str | None = None,
 ) -> int:
@@ -78,13 +110,8 @@ def run_and_report(
     """
     import time
 
-    from traformer.reports.collect import collect
-    from traformer.reports.terminal import comparison_table, verdict_tables
-    from traformer.reports.verdicts import verdicts_of
-    from traformer.reports.write import write_report
     from traformer.storage import check_folder
     from traformer.sweeps.overview import duration
-    from traformer.terminal import show
 
     check_folder(Path(out))
     started = time.monotonic()
@@ -99,12 +126,23 @@ def run_and_report(
     for state in failed:
         print(f"failed: {state.cell.name}: {state.message}")
     if len(failed) < len(states):
-        runs = collect([out])
-        verdicts = verdicts_of(experiment, out) if experiment else []
-        show(*comparison_table(runs), *verdict_tables(verdicts), width=140)
-        page = write_report(runs, out, title, verdicts)
-        print(f"{len(states) - len(failed)} cells in {duration(time.monotonic() - started)}; the page is {page}")
+        report(out, title, experiment)
+        print(f"{len(states) - len(failed)} cells in {duration(time.monotonic() - started)}")
     return 1 if failed else 0
+
+
+def report(out: str, title: str | None, experiment: ModuleType | None) -> None:
+    """Print the table and the verdicts of all runs in `out`, and write their page."""
+    from traformer.reports.collect import collect
+    from traformer.reports.terminal import comparison_table, verdict_tables
+    from traformer.reports.verdicts import verdicts_of
+    from traformer.reports.write import write_report
+    from traformer.terminal import show
+
+    runs = collect([out])
+    verdicts = verdicts_of(experiment, out) if experiment else []
+    show(*comparison_table(runs), *verdict_tables(verdicts), width=140)
+    print(f"the page is {write_report(runs, out, title, verdicts)}")
 
 
 def run_cells(
