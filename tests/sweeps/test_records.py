@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from tests.training.tiny import tiny_config
 from traformer.cli import main
+from traformer.commands.sweep import restore_all
 from traformer.errors import InputError
+from traformer.experiments import copy_wide
 from traformer.runs.folder import RunFolder
 from traformer.sweeps.cell import Cell, is_done, is_trained
 from traformer.sweeps.local import SweepView, plan, run_sweep
@@ -102,7 +106,7 @@ def test_show_reports_what_is_recorded_and_runs_nothing(recorded, tmp_path, caps
         "WAVES = [[cell('early', seed=3)], [cell()]]\n"
         "def cells():\n    return WAVES[0]\n"
         "def next_cells(out, failed):\n"
-        "    left = [[c for c in wave if c.name not in failed] for wave in WAVES]\n"
+        "    left = [[c for c in wave if c.name not in failed and not (out / c.name).exists()] for wave in WAVES]\n"
         "    return next((wave for wave in left if wave), [])\n"
     )
     records, out = str(recorded / "cells.jsonl"), tmp_path / "runs"
@@ -110,10 +114,20 @@ def test_show_reports_what_is_recorded_and_runs_nothing(recorded, tmp_path, caps
     assert main([*command, "--records", records]) == 0
     assert (out / "a").is_dir() and not (out / "early").exists()
     assert "report.html" in capsys.readouterr().out and (out / "report.html").exists()
+    none_of_it = ["sweep", "copy_batch", "--out", str(tmp_path / "other"), "--show", "--records", records]
     for wrong, words in (
+        (none_of_it, "no cell in"),
         ([*command, "--jobs", "2"], "leave out --jobs"),
         ([*command, "--records", str(tmp_path / "none.jsonl")], "no file"),
         (["reproduce", "copy", "--scale", "laptop", "--show", "--records", str(tmp_path / "none.jsonl")], "no file"),
     ):
         assert main(wrong) == 2
         assert words in capsys.readouterr().err
+
+
+def test_what_is_shown_of_a_search_is_what_is_committed(tmp_path):
+    """Rates are chosen from the recorded searches alone, so every table's cell is found, and the verdicts agree."""
+    results = Path(__file__).parents[2] / "results" / "copy_wide"
+    restore_all(copy_wide.cells(), str(tmp_path), str(results / "records.jsonl"), copy_wide.next_cells)
+    found = [asdict(verdict) for verdict in copy_wide.verdicts(tmp_path)]
+    assert found == json.loads((results / "verdicts.json").read_text(encoding="utf-8"))

@@ -81,14 +81,21 @@ def check_shown(records: str) -> None:
 
 def restore_all(cells: list[Cell], out: str, records: str, next_cells: NextCells | None) -> None:
     """Lay out every recorded cell of a sweep, those of later waves included, whether or not earlier ones are there."""
+    from traformer.runs.folder import RunFolder
+    from traformer.sweeps.cell import is_done
     from traformer.sweeps.records import read_records, restore
 
     known = read_records(records)
-    passed: list[str] = []  # as cells that failed are passed over, so that the next wave comes
+    missing: list[str] = []  # passed over, as cells that failed are, so that the next wave comes
     while cells:
         restore(cells, known, out)
-        passed += [cell.name for cell in cells]
-        cells = next_cells(Path(out), passed) if next_cells else []
+        missing += [cell.name for cell in cells if not is_done(cell, RunFolder(Path(out) / cell.name))]
+        cells = next_cells(Path(out), missing) if next_cells else []
+    if not Path(out).exists():
+        raise InputError(
+            f"no cell in {records} has the settings of this sweep, so there is nothing to show; "
+            "give the records of this experiment, with the text they were made with"
+        )
 
 
 def run_and_report(
