@@ -35,6 +35,14 @@ def tables(page: str, first: str) -> list[list[list[str]]]:
     return found
 
 
+def page_with(mark: str) -> str:
+    """The text of the one page of docs/ that has a line `mark`."""
+    (page,) = (
+        text for text in (path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")) if mark in text
+    )
+    return page
+
+
 def measured(folder: str, metric: str) -> dict[tuple[str, str, str, int], list[float]]:
     """(task, attention, split, length) -> a value for each seed."""
     values = defaultdict(list)
@@ -127,11 +135,11 @@ def test_the_reading_heads_of_copy():
 
 @pytest.mark.parametrize("experiment", sorted(path.parent.name for path in RESULTS.glob("*/verdicts.json")))
 def test_experiments_under_the_protocol(experiment):
-    page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    page = page_with(f"<!-- {experiment} -->")
     for name in ("table.md", "verdicts.md"):
         text = (RESULTS / experiment / name).read_text(encoding="utf-8")
         for part in text.strip().split("\n\n"):
-            assert part in page, f"docs/evidence.md does not have results/{experiment}/{name} as it is now"
+            assert part in page, f"the docs do not have results/{experiment}/{name} as it is now"
     verdicts = json.loads((RESULTS / experiment / "verdicts.json").read_text(encoding="utf-8"))
     assert all(f"| {v['name']} | {v['claim']} | **{v['outcome']}** |" in page for v in verdicts)
 
@@ -156,14 +164,14 @@ def test_recall_after_1000_steps():
         for row in ({**record["shared"], **row} for row in record["results"]):
             if (row["metric"], row["split"]) == ("token_accuracy", "fixed"):
                 right[record["name"], row["length"]] = row
-    (rows,) = tables("docs/evidence.md", "near_far, 1,000 steps")
+    (rows,) = tables("docs/evidence_recall.md", "near_far, 1,000 steps")
     lengths = (64, 256, 1024, 4096)
     for name, *cells in rows[:-1]:
         run = f"recall-near_far-{name.replace(' ', '')}"
         assert cells == [f"{100 * right[run, length]['value']:.0f} %" for length in lengths], name
     assert rows[-1][1:] == [f"{100 * right['recall-near_far-seed10', length]['chance']:.0f} %" for length in lengths]
     plateau = [100 * row["value"] for (run, _), row in right.items() if "local_nope" in run]
-    assert f"({min(plateau):.0f} to {max(plateau):.0f} % at" in (ROOT / "docs" / "evidence.md").read_text(
+    assert f"({min(plateau):.0f} to {max(plateau):.0f} % at" in (ROOT / "docs" / "evidence_recall.md").read_text(
         encoding="utf-8"
     )
 
@@ -171,7 +179,7 @@ def test_recall_after_1000_steps():
 def test_recall_far_beyond_the_table():
     with open(RESULTS / "recall_in_text" / "far.csv", encoding="utf-8") as lines:
         read = [row for row in csv.DictReader(lines) if row["arm"] == "near_far"]
-    (rows,) = tables("docs/evidence.md", "`near_far`|16,384")
+    (rows,) = tables("docs/evidence_recall.md", "`near_far`|16,384")
     right, worst, kept = [], [], []
     for length in ("16384", "32768", "65536"):
         seeds = [row for row in read if row["length"] == length]
@@ -209,7 +217,7 @@ def test_the_readme_on_recall_and_text():
 
 def test_wrong_comparisons_of_copy():
     """-ln(share of right strings) / n^2 at every length, and what the wide models get wrong at 20 and 40 symbols."""
-    page = (ROOT / "docs/evidence.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence_copy.md").read_text(encoding="utf-8")
     shares = defaultdict(list)
     for experiment in ("copy_recipe", "copy_wide"):
         with open(RESULTS / experiment / "cells.csv", encoding="utf-8") as lines:
@@ -288,11 +296,11 @@ def test_the_figures_of_upcycle_are_those_of_its_results():
 
 
 def test_the_laptop_tables_are_those_of_the_records():
-    """On the evidence page whole; in README row by row, its columns taken from three of them."""
+    """On their page whole; in README row by row, its columns taken from three of them."""
     marks = "<!-- laptop -->", "<!-- end of laptop -->"
     evidence, readme = (
         (ROOT / page).read_text(encoding="utf-8").split(marks[0])[1].split(marks[1])[0]
-        for page in ("docs/evidence.md", "README.md")
+        for page in ("docs/paper_tables.md", "README.md")
     )
     tables = {}
     for folder, table in (

@@ -207,6 +207,15 @@ def test_beats_needs_every_rival():
     assert Beats("H", "claim", "a", ("c", "d"), (PLACE,), 0.1).judge(table, 5).outcome == FAILS
 
 
+def test_beats_names_who_is_not_beaten_and_the_closest_of_the_others():
+    rights = {"a": 500, "level": 495, "close": 300, "far": 200, "farther": 100}
+    table = {(name, PLACE): counts(*[right] * 5) for name, right in rights.items()}
+    numbers = Beats("H", "claim", "a", tuple(rights)[1:], (PLACE,), 0.1).judge(table, 5).numbers
+    assert [part.split(" of ")[-1].split(" is ")[0] for part in numbers.split("; ")[:2]] == ["level", "close"]
+    assert numbers.endswith("; 2 others are further behind")
+    assert "others" not in Beats("H", "claim", "a", ("far",), (PLACE,), 0.1).judge(table, 5).numbers
+
+
 def test_parts_together():
     assert together([HOLDS, HOLDS]) == HOLDS
     assert together([HOLDS, UNDECIDED]) == UNDECIDED

@@ -12,7 +12,7 @@ solve the trained length. The question is the goal alone, so there are no rivals
 
     tra sweep copy_batch --out runs/copy_batch --records results/copy_batch/records.jsonl
     tra report runs/copy_batch --experiment copy_batch
-    python -m traformer.experiments.summary copy_batch runs/copy_batch results/copy_batch docs/evidence.md
+    python -m traformer.experiments.summary copy_batch runs/copy_batch results/copy_batch docs/evidence_copy.md
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ used nowhere else.
 
     tra sweep copy_longer --out runs/copy_longer --records results/copy_longer/records.jsonl
     tra report runs/copy_longer --experiment copy_longer
-    python -m traformer.experiments.summary copy_longer runs/copy_longer results/copy_longer docs/evidence.md
+    python -m traformer.experiments.summary copy_longer runs/copy_longer results/copy_longer docs/evidence_copy.md
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ ASEntmax.
 
     tra sweep copy_wide --out runs/copy_wide --records results/copy_wide/records.jsonl
     tra report runs/copy_wide --experiment copy_wide
-    python -m traformer.experiments.summary copy_wide runs/copy_wide results/copy_wide docs/evidence.md
+    python -m traformer.experiments.summary copy_wide runs/copy_wide results/copy_wide docs/evidence_copy.md
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The paper's tables as sweeps, at three scales, for `tra reproduce`. Loads without torch.
 
 `smoke`   seconds: that every part of a table works. Its numbers mean nothing, so nothing is concluded from them.
-`laptop`  the paper's lengths with a small model and few steps; the budget of each table is in docs/evidence.md.
+`laptop`  the paper's lengths with a small model and few steps; the budget of each table is in docs/paper_tables.md.
 `paper`   the published settings: mini, 25,000 steps of 64 flip-flops, 31,250 steps of 128 for copy, induction and
           instructions, medium for text, four seeds. Rates that are not published (all but flip-flop's) are our choice.
 """

@@ -216,6 +216,7 @@ class Beats(Hypothesis):
         outcomes, numbers, missing = [], [], dict[str, int]()
         for place in self.places:
             own = table.get((self.arm, place))
+            against = []
             for rival in self.rivals:
                 other = table.get((rival, place))
                 short = {
@@ -227,13 +228,37 @@ class Beats(Hypothesis):
                     outcomes.append(UNDECIDED)
                     missing.update(short)
                     continue
-                low, high = difference_interval(own, other)
-                outcomes.append(HOLDS if low >= self.margin else FAILS if high < self.margin else UNDECIDED)
-                numbers.append(
-                    f"{place}: {percent(own.mean)} less {percent(other.mean)} of {rival} "
-                    f"is {points(own.mean - other.mean)} points ({points(low)} to {points(high)})"
-                )
+                against.append(_against(place, own, rival, other, self.margin))
+            outcomes += [one.outcome for one in against]
+            numbers += _closest(against)
         return Verdict(self.name, self.claim, together(outcomes), "; ".join(numbers + _not_measured(missing, seeds)))
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """An arm against one rival at one place."""
+
+    low: float  # the lower bound of what the arm is ahead by
+    outcome: str
+    numbers: str
+
+
+def _against(place: Place, own: Counts, rival: str, other: Counts, margin: float) -> _Difference:
+    low, high = difference_interval(own, other)
+    outcome = HOLDS if low >= margin else FAILS if high < margin else UNDECIDED
+    numbers = (
+        f"{place}: {percent(own.mean)} less {percent(other.mean)} of {rival} "
+        f"is {points(own.mean - other.mean)} points ({points(low)} to {points(high)})"
+    )
+    return _Difference(low, outcome, numbers)
+
+
+def _closest(against: Sequence[_Difference]) -> list[str]:
+    """The figures of every rival that is not beaten, and of the closest that is; of the rest, how many there are."""
+    beaten = sorted((one for one in against if one.outcome == HOLDS), key=lambda one: one.low)
+    shown = [one.numbers for one in against if one.outcome != HOLDS] + [one.numbers for one in beaten[:1]]
+    left = len(beaten) - 1
+    return shown + ([f"{left} other{'s are' if left > 1 else ' is'} further behind"] if left > 0 else [])
 
 
 def together(outcomes: Sequence[str]) -> str:

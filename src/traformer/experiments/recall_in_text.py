@@ -7,11 +7,12 @@ text, to 128 (a curriculum of filler, for every arm). At every length the four p
 the folder that $TRAFORMER_TEXT names. 128 sequences for each length, each with four answers. `tra stretch` reads a run
 at longer lengths.
 
-It was declared three times before (docs/evidence.md has these runs), and every time some seeds of `near_far` stayed on
-a plateau at the trained length: without a curriculum, and then at a rate that one search seed had chosen and that is
-too high for others. So the search now has two seeds, and a rate at which one of them fails loses. The far gates start
-at 10 instead of 6: 6 forgets 0.25 % per kept key and so limits the reach to some 400 of them by itself, 10 to some
-22,000. Both learn the trained length, which is all that was looked at (seeds 210 and 211, which are not used here).
+It was declared three times before (docs/evidence_recall.md has these runs), and every time some seeds of `near_far`
+stayed on a plateau at the trained length: without a curriculum, and then at a rate that one search seed had chosen and
+that is too high for others. So the search now has two seeds, and a rate at which one of them fails loses. The far gates
+start at 10 instead of 6: 6 forgets 0.25 % per kept key and so limits the reach to some 400 of them by itself, 10 to
+some 22,000. Both learn the trained length, which is all that was looked at (seeds 210 and 211, which are not used
+here).
 
 The arm `near_far` divides the work between layers, which is what learns (`recall_learning`, chosen at the trained
 length alone): the lower layer is `tra_plus`, half of whose heads look at the nearest kept key; in the upper one every
@@ -19,7 +20,8 @@ head starts with a far gate. Its rivals are given the same: temperature, own key
 
     tra sweep recall_in_text --out runs/recall_in_text --records results/recall_in_text/records.jsonl
     tra report runs/recall_in_text --experiment recall_in_text
-    python -m traformer.experiments.summary recall_in_text runs/recall_in_text results/recall_in_text docs/evidence.md
+    python -m traformer.experiments.summary recall_in_text runs/recall_in_text results/recall_in_text \
+        docs/evidence_recall.md
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The small files that a table rests on, from a sweep under a protocol: counts, rates, verdicts and the table itself.
 
-    python -m traformer.experiments.summary what_works runs/what_works results/what_works docs/evidence.md
+    python -m traformer.experiments.summary what_works runs/what_works results/what_works docs/evidence_parts.md
 
 writes cells.csv (right answers for every arm, seed, split and length), rates.csv (every rate tried, with its loss),
 verdicts.json, table.md and verdicts.md; and, if a page is named, puts the last two between its lines

@@ -18,7 +18,7 @@ Seeds 80 to 84 are used nowhere else. Declared before its first run, and after t
 
     tra sweep text_far --out runs/text_far --records results/text_far/records.jsonl
     tra report runs/text_far --experiment text_far
-    python -m traformer.experiments.summary text_far runs/text_far results/text_far docs/evidence.md
+    python -m traformer.experiments.summary text_far runs/text_far results/text_far docs/evidence_text.md
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ a temperature.
 
     tra sweep text_reach --out runs/text_reach --records results/text_reach/records.jsonl
     tra report runs/text_reach --experiment text_reach
-    python -m traformer.experiments.summary text_reach runs/text_reach results/text_reach docs/evidence.md
+    python -m traformer.experiments.summary text_reach runs/text_reach results/text_reach docs/evidence_text.md
 """
 
 from __future__ import annotations
