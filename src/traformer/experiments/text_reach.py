@@ -209,7 +209,8 @@ def picture(places: Sequence[Sequence[str]], found: Losses) -> str:
     window before it, wherever it stands.
     """
     from traformer.methods import label_of
-    from traformer.reports.figures import Figure, Point, Series, labels_of
+    from traformer.reports.figures import Figure, Point, Series
+    from traformer.reports.style import LIGHT
     from traformer.reports.svg import figure_svg
     from traformer.runs.metrics import METRICS
 
@@ -220,15 +221,18 @@ def picture(places: Sequence[Sequence[str]], found: Losses) -> str:
     for arm, _, first, last, loss in places:
         if int(first) >= WINDOW // 4:
             by_place.setdefault(arm, {}).setdefault((int(first), int(last)), []).append(float(loss))
-    series = []
-    for arm, lines in by_place.items():
+    series, styles = [], {}
+    for number, (arm, lines) in enumerate(by_place.items()):
         points = [point(last + 1.0, f"{first:,}-{last:,}", same) for (first, last), same in sorted(lines.items())]
-        series.append(Series(label_of(arm), arm, points))
+        long = Series(label_of(arm), arm, points)
+        series.append(long)
+        styles[long.label] = number
         sliding = list(found.get((arm, SLIDING), {}).values())
         if sliding:
             ends = [point(float(x), "sliding", sliding) for x in (WINDOW, LONGEST)]
-            series.append(Series(f"{label_of(arm)}, sliding", arm, ends))
+            level = Series(f"{long.label}, sliding", arm, ends)
+            series.append(level)
+            styles[level.label] = number + len(LIGHT)  # the same colour, another marker and dash
     figure = Figure(METRICS["loss_by_place"], SETTING, "validation", "text", WINDOW, float(WINDOW),
                     "place in the window (the end of each range), log scale", series)  # fmt: skip
-    styles = {label: number for number, label in enumerate(labels_of([figure]))}
     return figure_svg(figure, styles)
