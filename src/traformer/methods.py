@@ -570,6 +570,11 @@ _name(
     gate_bias="halves",
 )  # fmt: skip
 _name(
+    EQUAL_RECIPE, "fot_far", "fot",
+    "FoT with tra_far's recipe, for upper layers: gates that start to forget 0.0045 % per key, temperature",
+    gate_bias=10.0, temperature=True,
+)  # fmt: skip
+_name(
     EQUAL_RECIPE, "stick_breaking_equal", "stick_breaking",
     "stick-breaking with what it lacks of tra_plus's recipe: temperature (it never sees its own key)", temperature=True,
 )  # fmt: skip

@@ -164,6 +164,8 @@ def test_local_far_is_previous_token_below_tra_far():
     arm = copy_recipe.LOCAL_FAR
     for spelled_out, name in zip(arm.attention.split(","), ("previous_token", "tra_far"), strict=True):
         assert resolve_method(spelled_out, arm.options[spelled_out]).is_same(resolve_method(name))
+    rival = next(arm for arm in copy_recipe.LOCAL_RIVALS if arm.name == "local_fot")
+    assert resolve_method("fot", rival.options["fot"]).is_same(resolve_method("fot_far"))  # RIVAL_STACK of the tables
 
 
 def test_single_answers_count_as_shares_of_their_sequence():

@@ -323,6 +323,7 @@ DEFINITIONS = {
     "rope_equal": weights_rope,
     "alibi_equal": weights_alibi,
     "fot_equal": weights_fot,
+    "fot_far": weights_fot,
     "stick_breaking_equal": weights_stick_breaking,
     "tra_plus_no_removal": weights_distance_only,
     "tra_plus_no_surrogate": weights_tra,

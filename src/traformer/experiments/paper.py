@@ -23,6 +23,9 @@ OURS = ("tra", "tra_plus")
 # What copies farthest in copy_batch: a window of two keys marks each token's neighbour, TRA above it reads. It was
 # added to the tables of strings and of induction after their first runs, and before any of its own.
 STACK = "previous_token,tra_far"
+# The same with FoT in TRA's place. In copy_recipe it copies nearly as far, so copy of unique symbols has it, too: added
+# after the runs of STACK there, and before any of its own.
+RIVAL_STACK = "previous_token,fot_far"
 
 _NO_DROPOUT = {
     "attention_dropout": 0.0,
@@ -131,14 +134,14 @@ def copy(scale: str) -> list[Part]:
             _LAPTOP_STRINGS.replace(task="copy", task_options=options, batch_size=64, steps=1500),
             _TO_300,
             512,
-            {**everyone, **_seeds(4, STACK)} if alphabet == "unique" else _seeds(2, *OURS, "rope", STACK),
+            {**everyone, **_seeds(4, STACK, RIVAL_STACK)} if alphabet == "unique" else _seeds(2, *OURS, "rope", STACK),
         )
         paper = Part(
             name,
             _PAPER.replace(task="copy", task_options=options, **_LONG),
             _TO_300,
             2048,
-            _seeds(4, *everyone, STACK),
+            _seeds(4, *everyone, STACK, RIVAL_STACK),
         )
         parts.append(_of(scale, smoke, laptop, paper))
     return parts
