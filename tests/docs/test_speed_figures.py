@@ -44,3 +44,16 @@ def test_the_kernel_on_amd_with_avx512(column, name):
             assert f"{found[length, decay, method, direction]:.{digits}f}" == text, row
             shown += 1
     assert shown == {1: 14, 2: 10}[column]
+
+
+def test_a_training_step_of_eager_methods():
+    methods = ("stick_breaking", "cope", "asentmax", "tra_forget_distance", "tra_plus_no_removal")
+    (table,) = tables("docs/peers.md", "window||stick-breaking")
+    assert len(table) == 4
+    for window, when, *cells in table:
+        name = "before" if when == "before" else "after"
+        rows = json.loads((RESULTS / "bench_train_eager" / f"{name}_{window.replace(',', '')}.json").read_text())[
+            "rows"
+        ]
+        ratios = {row["attention"]: f"{row['ratio']:.2f}" for row in rows}
+        assert cells == [ratios[method] for method in methods]

@@ -68,7 +68,8 @@ for size in (16, length):
     ids = torch.randint(1, 32, (batch, size))
     before = status("VmRSS")
     model(ids, labels=ids).loss.backward()
-print((status("VmHWM") - before) / (batch * memory_need(config, length, training=True).per_sequence))
+need = memory_need(config, length, training=True, batch=batch)
+print((status("VmHWM") - before) / (batch * need.per_sequence))
 """
 
 

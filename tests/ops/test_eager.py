@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from traformer import query_blocks
 from traformer.ops import eager
 from traformer.ops.alibi import with_key_bias
 from traformer.ops.cope import cope_attention
@@ -46,7 +47,7 @@ def test_blocks_equal_the_whole(name, monkeypatch):
     visible = visible[None, None] & (torch.rand(2, 1, 1, 29, generator=torch.Generator().manual_seed(2)) > 0.2)
     results = []
     for block in (512, 5):
-        monkeypatch.setattr(eager, "QUERY_BLOCK", block)
+        monkeypatch.setattr(query_blocks, "QUERY_BLOCK", block)
         out, weights = ATTENTIONS[name](q, k, v, visible, extra, scale=0.3, query_start=6)
         assert weights is None
         results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v, extra), allow_unused=True)))
@@ -61,19 +62,37 @@ def test_blocks_equal_the_whole(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-def test_small_blocks_without_gradients_equal_the_whole(name, monkeypatch):
-    """On a CPU a block has no more scores than CPU_BLOCK_ENTRIES, and at least SHORTEST_BLOCK queries."""
-    q, k, v = tensors()
-    extra = torch.randn(16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+def test_small_blocks_on_a_cpu_equal_the_whole(name, monkeypatch):
+    """A block has no more scores than CPU_BLOCK_ENTRIES; up to QUERY_BLOCK queries nothing is computed twice."""
+    q, k, v = (x.requires_grad_() for x in tensors())
+    extra = torch.randn(16, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     visible = (torch.arange(29) <= (torch.arange(23) + 6)[:, None])[None, None]
-    expected, _ = ATTENTIONS[name](q.requires_grad_(), k, v, visible, extra, scale=0.3, query_start=6)
-    assert eager.queries_at_once(q, k) == eager.QUERY_BLOCK
-    monkeypatch.setattr(eager, "SHORTEST_BLOCK", 3)
-    monkeypatch.setattr(eager, "CPU_BLOCK_ENTRIES", 7 * 2 * 4 * 29)  # seven queries of 2 x 4 heads with 29 keys
-    with torch.no_grad():
-        assert eager.queries_at_once(q, k) == 7
+
+    def results() -> tuple[torch.Tensor | None, ...]:
         out, _ = ATTENTIONS[name](q, k, v, visible, extra, scale=0.3, query_start=6)
-    torch.testing.assert_close(out, expected)
+        return (out, *torch.autograd.grad(out.square().sum(), (q, k, v, extra), allow_unused=True))
+
+    expected = results()
+    monkeypatch.setattr(query_blocks, "SHORTEST_BLOCK", 3)
+    monkeypatch.setattr(query_blocks, "CPU_BLOCK_ENTRIES", 7 * 2 * 4 * 29)  # seven queries of 2 x 4 heads with 29 keys
+    assert eager.queries_at_once(q, k) == 7
+    monkeypatch.setattr(eager, "checkpoint", None)
+    for found, wanted in zip(results(), expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    with torch.no_grad():
+        out, _ = ATTENTIONS[name](q, k, v, visible, extra, scale=0.3, query_start=6)
+    torch.testing.assert_close(out, expected[0])
+
+
+def test_the_length_of_a_block(monkeypatch):
+    """As many queries as CPU_BLOCK_ENTRIES scores allow, from SHORTEST_BLOCK to QUERY_BLOCK; elsewhere QUERY_BLOCK."""
+    q = torch.zeros(8, 4, 512, 1)
+    assert eager.queries_at_once(q, q) == query_blocks.CPU_BLOCK_ENTRIES // (8 * 4 * 512) == 64
+    assert eager.queries_at_once(q[:1, :1, :8], q[:1, :1, :8]) == query_blocks.QUERY_BLOCK
+    assert eager.queries_at_once(q, q.repeat(1, 1, 64, 1)) == query_blocks.SHORTEST_BLOCK
+    assert eager.queries_at_once(q.to("meta"), q) == query_blocks.QUERY_BLOCK
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert eager.queries_at_once(q, q) == query_blocks.QUERY_BLOCK
 
 
 def test_the_remainder_goes_to_the_own_value():

@@ -14,12 +14,12 @@ import psutil
 
 from traformer.errors import InputError
 from traformer.methods import EAGER, TORCH, Method, stack_of
+from traformer.query_blocks import QUERY_BLOCK, queries_at_once
 
 if TYPE_CHECKING:
     import torch
 
 FLOAT = 4
-QUERY_BLOCK = 512  # of traformer.ops.eager, which this module need not load
 LOGITS_AT_ONCE = 3 * FLOAT * (1 << 24)  # see traformer.models.loss
 RESERVE = 0.1  # share of the memory that is left to everything else
 
@@ -36,8 +36,10 @@ class MemoryNeed:
         return self.fixed + batch * self.per_sequence + min(batch * self.head, LOGITS_AT_ONCE)
 
 
-def memory_need(model_config: Any, length: int, *, training: bool, scored: int | None = None) -> MemoryNeed:
-    """Need of sequences of `length` tokens, of which `scored` (default all) pass through the head."""
+def memory_need(
+    model_config: Any, length: int, *, training: bool, scored: int | None = None, batch: int = 1, on_cpu: bool = True
+) -> MemoryNeed:
+    """Need of `batch` sequences of `length` tokens, of which `scored` (default all) pass through the head."""
     width = model_config.hidden_size
     hidden = getattr(model_config, "intermediate_size", None) or 4 * width  # GPT-2's config says it in another way
     layers, vocabulary = model_config.num_hidden_layers, model_config.vocab_size
@@ -47,25 +49,41 @@ def memory_need(model_config: Any, length: int, *, training: bool, scored: int |
     # Saved for backward, per token and layer: two norms and residuals (6 widths), q k v before and after norms (5),
     # attention output twice (2), the gated MLP's halves, gate and product (about 5 hidden).
     saved = (13 * width + 5 * hidden) * length
-    made = [_map_floats(method, model_config, length, training) for method in stack_of(model_config)]
-    maps, masks = [maps for maps, _ in made], [mask for _, mask in made]
+    block = queries_at_once(batch, model_config.num_attention_heads, length, on_cpu)
+    made = [_map_floats(method, model_config, length, block, training) for method in stack_of(model_config)]
+    maps, mask = max(one.at_once for one in made), max(one.mask for one in made)
     head = 3 * (length if scored is None else scored) * vocabulary
     # One layer more in training: the gradients on their way through it.
-    activations = (layers + 1) * saved + sum(maps) + max(maps) if training else saved + max(maps)
-    floats = activations + max(masks) + 4 * width * length
+    activations = (layers + 1) * saved + sum(one.kept for one in made) if training else saved
+    floats = activations + maps + mask + 4 * width * length
     return MemoryNeed(fixed, floats * FLOAT, head * FLOAT)
 
 
-def _map_floats(method: Method, model_config: Any, length: int, training: bool) -> tuple[int, int]:
-    """Numbers in the attention maps that one layer makes, and in the mask that all layers of its kind share."""
+@dataclass(frozen=True)
+class _Maps:
+    """Numbers in the attention maps of one layer."""
+
+    kept: int  # until the backward
+    at_once: int  # more while they are made, or made again in the backward
+    mask: int  # shared by all layers of the kind
+
+
+def _map_floats(method: Method, model_config: Any, length: int, block: int, training: bool) -> _Maps:
     heads = model_config.num_attention_heads
     per_pair = method.map_floats * heads + method.pair_floats
     if method.path == EAGER:
-        # A block of queries at a time, computed again in the backward; whole is the mask alone, bytes and copies of it.
-        return per_pair * min(length, QUERY_BLOCK) * length, length * length
+        # A block of queries has the keys up to its end, on average half of them. The mask is whole: bytes, and copies.
+        block, is_kept = min(length, block), length <= QUERY_BLOCK
+        made = per_pair * block * length
+        return _Maps(
+            kept=per_pair * length * (length + block) // 2 if is_kept else 0,
+            at_once=made if is_kept or not training else 2 * made,  # made again, and gradients
+            mask=length * length,
+        )
     if method.writes_square or (method.path == TORCH and training and model_config.attention_dropout > 0):
-        return per_pair * length * length, 0  # dropout takes torch's attention off its fused path
-    return 0, 0
+        square = per_pair * length * length  # dropout takes torch's attention off its fused path
+        return _Maps(square, square, 0)
+    return _Maps(0, 0, 0)
 
 
 def available_memory(device: torch.device | str | None = None) -> int:

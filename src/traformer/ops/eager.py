@@ -14,12 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Longer inputs are worked off in blocks of this many queries, each against the keys up to its end.
-QUERY_BLOCK = 512
-# On a CPU and without gradients blocks shrink until their scores are so many, or SHORTEST_BLOCK queries are left: each
-# result of a larger one is fresh pages of memory, which at 8,192 keys took four fifths of the time.
-CPU_BLOCK_ENTRIES = 1 << 20
-SHORTEST_BLOCK = 16
+from traformer import query_blocks
 
 
 def expand_heads(x: Tensor, heads: int) -> Tensor:
@@ -55,11 +50,9 @@ def reverse_cumsum(x: Tensor) -> Tensor:
 
 
 def queries_at_once(q: Tensor, k: Tensor) -> int:
-    """The length of a block of queries."""
-    if torch.is_grad_enabled() or q.device.type != "cpu":
-        return QUERY_BLOCK
-    batch, heads, keys = q.shape[0], q.shape[1], k.shape[2]
-    return min(QUERY_BLOCK, max(SHORTEST_BLOCK, CPU_BLOCK_ENTRIES // max(1, batch * heads * keys)))
+    """The length of a block of queries. A compiled graph would hold every block, so its blocks are as on a GPU."""
+    on_cpu = q.device.type == "cpu" and not torch.compiler.is_compiling()
+    return query_blocks.queries_at_once(q.shape[0], q.shape[1], k.shape[2], on_cpu)
 
 
 class BlockOptions(TypedDict, total=False):
@@ -84,9 +77,9 @@ def attend_in_blocks(
 ) -> tuple[Tensor, Tensor | None]:
     """Values mixed by the weights [B, Hq, T, Tk] = weigh(q, k, visible, *per_query), over blocks of queries if many.
 
-    per_query: tensors [B, H, T, ...] that are cut along with q. A block reads no key after its end, and under
-    autograd keeps nothing but its inputs (it is computed again in the backward), so memory grows with T and not with
-    T^2.
+    per_query: tensors [B, H, T, ...] that are cut along with q. A block reads no key after its end. Under autograd the
+    blocks of more than QUERY_BLOCK queries keep nothing but their inputs (they are computed again in the backward), so
+    that memory grows with T and not with T^2.
     """
 
     def rows(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, *per_query: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +101,7 @@ def attend_in_blocks(
             visible[:, :, cut, :end],
             *(x[:, :, cut] for x in per_query),
         )
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and length > query_blocks.QUERY_BLOCK:
             outputs.append(checkpoint(rows, *inputs, use_reentrant=False)[0])
         else:
             outputs.append(rows(*inputs)[0])

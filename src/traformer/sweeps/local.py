@@ -88,9 +88,8 @@ def plan(cells: Sequence[Cell], out: str | Path) -> list[CellState]:
             task = build_task(cell.config.task, cell.config.task_options)
             model_config = build_model_config(cell.config, task)
             splits = task.test_splits(cell.lengths)
-            training = memory_need(model_config, task.sequence_length, training=True)
             batch = cell.config.batch_size // cell.config.accumulate
-            needs = [training.total(batch)]
+            needs = [memory_need(model_config, task.sequence_length, training=True, batch=batch).total(batch)]
             needs += [memory_need(model_config, s.task.sequence_length, training=False).total(1) for s in splits]
             state.memory = PROCESS_MEMORY + max(needs)
             measured = sum(cell.examples * split.task.sequence_length for split in splits)

@@ -149,10 +149,12 @@ def first_example(config: RunConfig, group: Parallel, step: int, part: int) -> i
 
 
 def check_memory(config: RunConfig, task: Task, group: Parallel, saved: Path | None = None) -> None:
-    need = memory.memory_need(build_model_config(config, task, saved), task.sequence_length, training=True)
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if group.device.type == "cpu" else 1
+    batch, on_cpu = per_process(config, group), group.device.type == "cpu"
+    model_config = build_model_config(config, task, saved)
+    need = memory.memory_need(model_config, task.sequence_length, training=True, batch=batch, on_cpu=on_cpu)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if on_cpu else 1
     memory.check_fits(
-        need.total(per_process(config, group)) * processes,
+        need.total(batch) * processes,
         memory.available_memory(group.device),
         f"training {config.batch_size // config.accumulate} sequences of {task.sequence_length} tokens at once",
         "give a shorter --length, a smaller --batch-size or a larger --accumulate",
