@@ -15,6 +15,11 @@ of a window of 512 (with two layers and with four), that of RoPE and, after 400 
 with the equal recipe are given the same: FoT with the same gates, RoPE with the own key hidden in half of the heads and
 a temperature.
 
+FoT in the same layers turned out to be below `near_far` (C4). The two differ in two things: the threshold, and the
+gates, which are one per query times a count in TRA and one per key in FoT. So both exchanges were declared after that,
+and before any run of theirs: `near_far_no_removal` has all keys in the softmax and TRA's gates, `near_far_forgetting`
+the threshold and FoT's gates. Each has a search of its own; seeds, steps and size are those of all arms.
+
     tra sweep text_reach --out runs/text_reach --records results/text_reach/records.jsonl
     tra report runs/text_reach --experiment text_reach
     python -m traformer.experiments.summary text_reach runs/text_reach results/text_reach docs/evidence_text.md
@@ -43,12 +48,13 @@ from traformer.experiments.protocol import (
     arms,
     together,
 )
-from traformer.experiments.recall_in_text import FOT_NEAR_FAR
+from traformer.experiments.recall_in_text import FAR, FOT_NEAR_FAR, NOTHING_REMOVED
 from traformer.experiments.recall_in_text import MAIN as NEAR_FAR
 from traformer.experiments.summary import csv_text, write_rates, write_verdicts
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
 from traformer.storage import write_atomically
+from traformer.types import JsonObject
 
 TITLE = "Text: trained at a window of 512, read to 16,384"
 
@@ -64,11 +70,25 @@ TEXT = TEXT_SMALL.replace(
 MAIN = (NEAR_FAR,)
 USUAL = arms("rope")
 EQUAL = (FOT_NEAR_FAR, *arms("rope_equal"))
+_FORGETTING: JsonObject = {"distance": "forgetting"}
+FORGETTING = Arm(
+    "near_far_forgetting", NEAR_FAR.attention,
+    {"tra_plus": _FORGETTING, "tra_straight_through": {**FAR, **_FORGETTING}},
+)  # fmt: skip
+PARTS = (FORGETTING, NOTHING_REMOVED)
 PEERS = arms("tra_plus", "fot", "alibi", "tra", "stick_breaking")
 
 PROTOCOL = Protocol(
     settings={SETTING: Setting(SETTING, TEXT, f"{WINDOW},2048,{LONGEST}", "perplexity", STRIDE)},
-    waves=((SETTING, MAIN), (SETTING, USUAL), (SETTING, EQUAL[:1]), (SETTING, EQUAL[1:]), (SETTING, PEERS)),
+    waves=(
+        (SETTING, MAIN),
+        (SETTING, USUAL),
+        (SETTING, EQUAL[:1]),
+        (SETTING, EQUAL[1:]),
+        (SETTING, PARTS[:1]),
+        (SETTING, PARTS[1:]),
+        (SETTING, PEERS),
+    ),
     hypotheses=(),  # of losses, below
     rates=(7.5e-4, 1.5e-3, 3e-3, 6e-3),
     examples=32,
@@ -125,6 +145,14 @@ HYPOTHESES = (
               LONG, tuple((arm.name, LONG) for arm in PEERS)),
     LowerLoss("C4", "near_far in windows of 16,384 is below FoT and RoPE with the equal recipe, however these are read",
               "near_far", LONG, tuple((arm.name, reading) for arm in EQUAL for reading in (LONG, SLIDING))),
+    LowerLoss("C5", "the threshold helps: near_far is below itself without removal, both in windows of 16,384",
+              "near_far", LONG, ((NOTHING_REMOVED.name, LONG),)),
+    LowerLoss("C6", "FoT's gates help: near_far_forgetting is below near_far, both in windows of 16,384",
+              FORGETTING.name, LONG, (("near_far", LONG),)),
+    LowerLoss("C7", "the threshold helps with FoT's gates: near_far_forgetting is below FoT in the same layers",
+              FORGETTING.name, LONG, ((FOT_NEAR_FAR.name, LONG),)),
+    LowerLoss("C8", "and uses context beyond its trained window: 16,384 against its own sliding windows",
+              FORGETTING.name, LONG, ((FORGETTING.name, SLIDING),)),
 )  # fmt: skip
 
 
