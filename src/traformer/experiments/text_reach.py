@@ -75,19 +75,13 @@ FORGETTING = Arm(
     "near_far_forgetting", NEAR_FAR.attention,
     {"tra_plus": _FORGETTING, "tra_straight_through": {**FAR, **_FORGETTING}},
 )  # fmt: skip
-PARTS = (FORGETTING, NOTHING_REMOVED)
 PEERS = arms("tra_plus", "fot", "alibi", "tra", "stick_breaking")
 
 PROTOCOL = Protocol(
     settings={SETTING: Setting(SETTING, TEXT, f"{WINDOW},2048,{LONGEST}", "perplexity", STRIDE)},
     waves=(
-        (SETTING, MAIN),
-        (SETTING, USUAL),
-        (SETTING, EQUAL[:1]),
-        (SETTING, EQUAL[1:]),
-        (SETTING, PARTS[:1]),
-        (SETTING, PARTS[1:]),
-        (SETTING, PEERS),
+        *((SETTING, wave) for wave in (MAIN, USUAL, EQUAL[:1], EQUAL[1:])),
+        *((SETTING, (arm,)) for arm in (FORGETTING, *PEERS, NOTHING_REMOVED)),
     ),
     hypotheses=(),  # of losses, below
     rates=(7.5e-4, 1.5e-3, 3e-3, 6e-3),
