@@ -220,12 +220,17 @@ _TEMPERATURE = {"temperature": Option(False, "a learned factor per head on the s
 _EXCLUDE_SELF = {
     "exclude_self": Option(False, 'leave out the query\'s own key: true, "half" (of the heads) or a list of bool')
 }
+_PREVIOUS = {
+    "previous_heads": Option(
+        False, 'heads that read the previous token alone: true, "half" (the first) or a list of bool'
+    )
+}
 _WINDOW = {"sliding_window": Option(None, "w: a query sees its own key and the w - 1 before it")}
 _SINKS = {"sinks": Option(0, "with sliding_window: so many first keys of the sequence stay visible")}
 _GATE_BIAS = {
     "gate_bias": Option(None, 'where the gate\'s bias starts: a number, one per head, or "halves" (-6 and 6)')
 }
-_SOFTMAX = {**_TEMPERATURE, **_EXCLUDE_SELF, **_WINDOW}
+_SOFTMAX = {**_TEMPERATURE, **_EXCLUDE_SELF, **_PREVIOUS, **_WINDOW}
 _ROTARY = {
     "position": Option("rope", '"rope" or "none"'),
     "theta": Option(500_000.0, "base of the rotary embedding"),
@@ -234,6 +239,7 @@ _OFFSET = {"random_offset": Option(0, "in training a sequence starts at a positi
 _TRA = {
     "threshold": Option(0.0, "a key is kept if it scores above this (>= 0)"),
     **_EXCLUDE_SELF,
+    **_PREVIOUS,
     **_TEMPERATURE,
     "tolerance": Option(2.0**-24, "share of a row's weight that the early exit may drop; 0 reads every key"),
     "backend": Option("auto", "which kernel computes it"),
@@ -280,7 +286,8 @@ def _rotary_abilities(options: Options) -> Abilities:
 
 def _forgetting_abilities(options: Options) -> Abilities:
     """Gates prune far keys, where every head sees its own key."""
-    pruned = options["tolerance"] > 0 and options["exclude_self"] is False
+    all_see_own = options["exclude_self"] is False and options["previous_heads"] is False
+    pruned = options["tolerance"] > 0 and all_see_own
     return {"reads_all_keys": options["sliding_window"] is None and not pruned}
 
 
@@ -541,6 +548,12 @@ _name(
     "temperature", straight_through=True, gate_bias=10.0, temperature=True,
 )  # fmt: skip
 
+_name(
+    EXTENSION, "tra_previous", "tra_variant",
+    "tra_plus in which the first half of the heads read the previous token alone",
+    straight_through=True, previous_heads="half", gate_bias="halves", temperature=True,
+)  # fmt: skip
+
 _RECIPE = METHODS["tra_plus"].options
 _LEFT_OUT: dict[str, tuple[str, Options]] = {
     "tra_plus_no_removal": (
@@ -568,6 +581,11 @@ _name(
     EQUAL_RECIPE, "fot_equal", "fot",
     "FoT with tra_plus's recipe: own key excluded and fast gates in half of the heads, temperature", **_HEADS,
     gate_bias="halves",
+)  # fmt: skip
+_name(
+    EQUAL_RECIPE, "fot_previous", "fot",
+    "FoT with tra_previous's recipe: the first half of the heads read the previous token alone, temperature",
+    previous_heads="half", gate_bias="halves", temperature=True,
 )  # fmt: skip
 _name(
     EQUAL_RECIPE, "fot_far", "fot",

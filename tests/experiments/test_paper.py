@@ -52,8 +52,8 @@ def test_scales_are_what_the_paper_publishes():
 
 def test_seeds_given_take_the_place_of_the_tables_own():
     (part,) = parts_of("flip_flop", "laptop")
-    assert len(part.cells()) == 10 and len(part.cells(seeds=1)) == 3
-    assert [cell.config.seed for cell in part.cells()][:3] == [0, 0, 0]  # whole columns first
+    assert len(part.cells()) == 14 and len(part.cells(seeds=1)) == 4
+    assert [cell.config.seed for cell in part.cells()][:4] == [0, 0, 0, 0]  # whole columns first
 
 
 def test_reproduce_everything_as_smoke_and_again(tmp_path, capsys, monkeypatch):

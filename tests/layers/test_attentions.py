@@ -27,6 +27,9 @@ SPECIAL = {
     "differential, window 3": ("differential", WINDOW),
     "stick_breaking, window 3": ("stick_breaking", {"sliding_window": 3}),
     "nope, no head sees its own key": ("nope", {"exclude_self": True}),
+    "alibi, previous tokens, window 3": ("alibi", {"previous_heads": [False, True, False], "sliding_window": 3}),
+    "tra, previous tokens": ("tra", {"previous_heads": [False, True, False], "temperature": True}),
+    "tra without removal, previous tokens": ("tra_variant", {"previous_heads": [True, False, True], "removal": False}),
 }
 NAMES = [*METHODS, *SPECIAL]
 NAMED = [name for name, method in METHODS.items() if method.is_configuration]
@@ -216,6 +219,8 @@ def test_temperature_learns_faster(name):
         ("rope", {"sliding_window": 8, "sinks": -1}, "sinks must be a whole number, 0 or more"),
         ("rope", {"sinks": 2}, "sinks goes with sliding_window"),
         ("alibi", {"exclude_self": "third"}, 'exclude_self must be true, false, "half"'),
+        ("alibi", {"previous_heads": "third"}, 'previous_heads must be true, false, "half"'),
+        ("tra", {"previous_heads": [True]}, "previous_heads has 1 entries, but the layer has"),
         ("nope", {"temperature": 2.0}, "temperature must be true or false"),
         ("fot", {"gate_bias": "fast"}, 'a list of numbers or "halves", got'),
     ],

@@ -82,13 +82,24 @@ class Naive:
         for i in range(len(self.x)):
             mixed = []
             for h in range(self.layer.num_heads):
-                row = weights(self, h, i)
+                row = one_hot(i) if reads_previous(self.layer, h) else weights(self, h, i)
                 mixed.append(sum((row[j] * self.v[h][j] for j in range(i + 1)), torch.zeros(D, dtype=torch.float64)))
             rows.append(self.after(mixed))
         return torch.stack(rows)
 
     def after(self, mixed):
         return self.layer.o_proj.weight @ torch.cat(mixed) + self.layer.o_proj.bias
+
+
+def reads_previous(layer, h):
+    """Whether the option gives the head the previous token alone."""
+    option = layer.option.get("previous_heads", False)
+    return option if isinstance(option, bool) else h < HEADS // 2 if option == "half" else option[h]
+
+
+def one_hot(i):
+    """Weights of query i on the token before it; none for the first."""
+    return [torch.tensor(float(j == i - 1), dtype=torch.float64) for j in range(i + 1)]
 
 
 def softmax(logits):
@@ -324,13 +335,14 @@ DEFINITIONS = {
     "alibi_equal": weights_alibi,
     "fot_equal": weights_fot,
     "fot_far": weights_fot,
+    "fot_previous": weights_fot,
     "stick_breaking_equal": weights_stick_breaking,
     "tra_plus_no_removal": weights_distance_only,
     "tra_plus_no_surrogate": weights_tra,
 }
 STRAIGHT_THROUGH = (
     "tra_learned_threshold", "tra_straight_through", "tra_plus", "tra_plus_own_key", "tra_plus_one_gate",
-    "tra_plus_no_temperature", "tra_far",
+    "tra_plus_no_temperature", "tra_far", "tra_previous",
 )  # fmt: skip
 OTHERWISE = {"differential", "lstm", *STRAIGHT_THROUGH}  # pinned below
 
@@ -422,8 +434,42 @@ def test_heads_that_do_not_see_their_own_key(name, exclude_self, monkeypatch):
     compare(layer, lambda x: Naive(layer, x).output(DEFINITIONS[name]))
 
 
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in ("tra", "rope", "nope", "alibi", "t5", "fire", "ssmax")),
+        ("tra", {"temperature": True, "exclude_self": [False, True, False, True]}),
+        ("tra_variant", {"removal": False, "temperature": True}),
+        ("tra_variant", {"distance": "forgetting"}),
+        ("nope", {"sliding_window": 1}),
+        ("fot", {"sliding_window": 3, "exclude_self": True}),
+    ],
+)
+def test_heads_that_read_the_previous_token(name, options, qk_norm):
+    """Exactly, whatever scores it has and whatever else the layer does."""
+    definition = DEFINITIONS[name]
+    if options.get("removal") is False:
+        definition = weights_distance_only
+    elif options.get("distance") == "forgetting":
+        definition = weights_kept_forgetting
+    exclude_self = options.get("exclude_self", False)
+    left_out = [exclude_self] * HEADS if isinstance(exclude_self, bool) else exclude_self
+
+    def recipe_of(n, h):
+        return 1.0 if n.layer.temperature is None else torch.exp(n.layer.temperature[h]), left_out[h]
+
+    for previous in ("half", [False, True, False, True], True):
+        layer = build(name, qk_norm, previous_heads=previous, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(globals(), "recipe", recipe_of)
+            compare(layer, lambda x, layer=layer: Naive(layer, x).output(definition))
+
+
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("name", ["rope_equal", "alibi_equal", "fot_equal", "t5", "stick_breaking_equal"])
+@pytest.mark.parametrize(
+    "name", ["rope_equal", "alibi_equal", "fot_equal", "fot_previous", "t5", "stick_breaking_equal"]
+)
 def test_maps_show_what_a_head_sees(name, window):
     layer = build(name, sliding_window=window)
     x = torch.randn(1, LENGTH, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -433,7 +479,7 @@ def test_maps_show_what_a_head_sees(name, window):
     definition = DEFINITIONS[METHODS[name].attention]
     for h in range(HEADS):
         for i in range(LENGTH):
-            expected = torch.stack(definition(naive, h, i))
+            expected = torch.stack(one_hot(i) if reads_previous(layer, h) else definition(naive, h, i))
             torch.testing.assert_close(found[h, i, : i + 1], expected, rtol=1e-6, atol=1e-7)
             assert found[h, i, i + 1 :].eq(0).all()
 

@@ -110,9 +110,9 @@ class Target:
 
 
 TARGETS = {  # by part of a table
-    "flip_flop": Target(("tra", "tra_plus"), 1.0),
-    "induction": Target(("tra_plus",), 0.99),
-    "copy_unique": Target(("tra_plus", "previous_token,tra_far"), 0.95, 300),
+    "flip_flop": Target(("tra", "tra_plus", "tra_previous"), 1.0),
+    "induction": Target(("tra_plus", "tra_previous"), 0.99),
+    "copy_unique": Target(("tra_plus", "previous_token,tra_far", "tra_previous"), 0.95, 300),
 }
 
 

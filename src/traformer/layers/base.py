@@ -13,7 +13,7 @@ from traformer.layers.cache import KeyValueCache
 from traformer.layers.context import AttentionContext, Prepared, make_context
 from traformer.layers.initialization import reset_module
 from traformer.layers.norms import rms_norm
-from traformer.layers.options import LayerConfig, check_shared_options, excluded_heads
+from traformer.layers.options import LayerConfig, check_shared_options, excluded_heads, previous_heads
 from traformer.methods import Method, resolve_method, stack_of
 from traformer.types import Options
 
@@ -62,7 +62,8 @@ class AttentionLayer(nn.Module):
         self.dropout_p, self.qk_norm = dropout, qk_norm
         self.option: Options = resolve_method(self.name, options).all_options
         self.check_options(self.option, num_heads, self.head_dim)
-        self.excluded_heads = excluded_heads(self.option.get("exclude_self", False), num_heads)
+        self.previous_heads = previous_heads(self.option, num_heads)
+        self.excluded_heads = excluded_heads(self.option, num_heads)
         self.window: int | None = self.option.get("sliding_window")
         self.sinks: int = self.option.get("sinks", 0)
         self.temperature: nn.Parameter | None = None
@@ -134,14 +135,19 @@ class AttentionLayer(nn.Module):
         return bound if self.temperature is None else self.temperature.detach().exp().float() * bound
 
     def visible_keys(self, q: Tensor, context: AttentionContext) -> Tensor:
-        """bool [B or 1, Hq or 1, T, Tk]: what each head may see, its window and excluded own key taken into account."""
+        """bool [B or 1, Hq or 1, T, Tk]: what each head may see, its window and excluded keys taken into account."""
         visible = context.visible(q.shape[2], q.device, self.window, self.sinks)
         if self.excluded_heads is False:
             return visible
         own = context.own_keys(q.shape[2], q.device)
         if not isinstance(self.excluded_heads, bool):
             own = own & torch.tensor(self.excluded_heads, device=q.device)[:, None, None]
-        return visible & ~own
+        visible = visible & ~own
+        if self.previous_heads is None:
+            return visible
+        others = torch.tensor(self.previous_heads, device=q.device).logical_not()[:, None, None]
+        places = torch.arange(visible.shape[-1], device=q.device)
+        return visible & (others | (places == context.previous_places(q.shape[2], q.device)[:, None, :, None]))
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Prepared:
         """What all layers of one method and options share in a forward; the first of them makes it."""

@@ -85,6 +85,18 @@ class AttentionContext:
             return self.key_padding_mask.long().cumsum(-1).index_select(1, queries) - 1
         return queries[None]
 
+    def previous_places(self, length: int, device: torch.device) -> Tensor:
+        """[B or 1, T]: the place of the last real token before each new one.
+
+        Before the first of a sequence it is one that the query may not see: place 0, or another sequence's last.
+        """
+        before = torch.arange(length, device=device) + self.query_start - 1
+        if self.key_padding_mask is None:
+            return before.clamp(min=0)[None]
+        places = torch.arange(self.key_padding_mask.shape[1], device=device)
+        last = torch.where(self.key_padding_mask, places, 0).cummax(-1).values  # up to and with each place
+        return last.index_select(1, before.clamp(min=0))
+
     def ends_before(self, place: int, length: int) -> bool:
         """Whether no new token can be at `place` or after it, as far as that is known without reading values."""
         return not isinstance(self.query_start, Tensor) and self.query_start + length <= place

@@ -43,6 +43,7 @@ class ThresholdArguments(LayerArguments, total=False):
 
     threshold: float
     exclude_self: bool | str | list[bool]
+    previous_heads: bool | str | list[bool]
     temperature: bool
     tolerance: float
     backend: str
@@ -53,6 +54,7 @@ class SoftmaxArguments(LayerArguments, total=False):
 
     temperature: bool
     exclude_self: bool | str | list[bool]
+    previous_heads: bool | str | list[bool]
     sliding_window: int | None
 
 
@@ -68,7 +70,7 @@ def check_shared_options(options: Options, num_heads: int) -> None:
     tolerance = options.get("tolerance", 0.0)
     if not (is_number(tolerance) and 0 <= tolerance < 1):
         raise InputError(f"attention option tolerance must be a number in [0, 1), got {tolerance!r}")
-    excluded_heads(options.get("exclude_self", False), num_heads)
+    excluded_heads(options, num_heads)
     gate_biases(options.get("gate_bias"), num_heads)
 
 
@@ -81,21 +83,34 @@ def is_number(x: object) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
 
 
-def excluded_heads(exclude_self: bool | str | list[bool], num_heads: int) -> bool | list[bool]:
-    """The option `exclude_self` as one bool, or one per head."""
-    if isinstance(exclude_self, bool):
-        return exclude_self
-    if exclude_self == "half":
+def chosen_heads(name: str, value: bool | str | list[bool], num_heads: int) -> bool | list[bool]:
+    """An option that some heads have, as one bool for all, or one per head."""
+    if isinstance(value, bool):
+        return value
+    if value == "half":
         return [head < num_heads // 2 for head in range(num_heads)]
-    if isinstance(exclude_self, (list, tuple)) and all(isinstance(x, bool) for x in exclude_self):
-        if len(exclude_self) == num_heads:
-            return list(exclude_self)
-        raise InputError(
-            f"attention option exclude_self has {len(exclude_self)} entries, but the layer has {num_heads} heads"
-        )
-    raise InputError(
-        f'attention option exclude_self must be true, false, "half" or a list of bool, got {exclude_self!r}'
-    )
+    if isinstance(value, (list, tuple)) and all(isinstance(x, bool) for x in value):
+        if len(value) == num_heads:
+            return list(value)
+        raise InputError(f"attention option {name} has {len(value)} entries, but the layer has {num_heads} heads")
+    raise InputError(f'attention option {name} must be true, false, "half" or a list of bool, got {value!r}')
+
+
+def previous_heads(options: Options, num_heads: int) -> list[bool] | None:
+    """For each head whether it reads the previous token alone; None: no head does."""
+    chosen = chosen_heads("previous_heads", options.get("previous_heads", False), num_heads)
+    each = [chosen] * num_heads if isinstance(chosen, bool) else chosen
+    return each if any(each) else None
+
+
+def excluded_heads(options: Options, num_heads: int) -> bool | list[bool]:
+    """Whether the query's own key is left out, for all heads or for each; also where only the previous one is read."""
+    chosen = chosen_heads("exclude_self", options.get("exclude_self", False), num_heads)
+    previous = previous_heads(options, num_heads)
+    if previous is None:
+        return chosen
+    each = [chosen] * num_heads if isinstance(chosen, bool) else chosen
+    return [a or b for a, b in zip(each, previous, strict=True)]
 
 
 def gate_biases(option: float | str | list[float] | None, num_heads: int) -> list[float] | None:

@@ -21,6 +21,7 @@ class SoftmaxAttentionLayer(AttentionLayer):
     Options that all of them have, off by default:
         temperature     a learned factor exp(t_h) on each head's scores, as in TRA
         exclude_self    the query's own key is left out: True, "half" (of the heads, the first) or a list of bool
+        previous_heads  heads that read the previous token alone, whatever it scores: as exclude_self
         sliding_window  w: a query sees its own key and the w - 1 before it
     """
 
@@ -32,6 +33,7 @@ class SoftmaxAttentionLayer(AttentionLayer):
         *,
         temperature: bool = False,
         exclude_self: bool | str | list[bool] = False,
+        previous_heads: bool | str | list[bool] = False,
         sliding_window: int | None = None,
         **more: Any,  # LayerArguments, and the options of the method
     ) -> None:
@@ -41,6 +43,7 @@ class SoftmaxAttentionLayer(AttentionLayer):
             num_kv_heads,
             temperature=temperature,
             exclude_self=exclude_self,
+            previous_heads=previous_heads,
             sliding_window=sliding_window,
             **more,
         )
@@ -65,7 +68,7 @@ class SoftmaxAttentionLayer(AttentionLayer):
     ) -> tuple[Tensor, Tensor | None]:
         """Softmax of q.k * scale, plus a bias [B or 1, H or 1, T, Tk] if there is one, over the visible keys."""
         if self.window is not None and not self.sinks and bias is None and self.sees_by_order(context):
-            seen = self.window + q.shape[2] - 1
+            seen = max(self.window, 2 if self.previous_heads else 1) + q.shape[2] - 1
             k, v = k[:, :, -seen:], v[:, :, -seen:]  # before a copy of what is never read
         k, v = expand_heads(k, self.num_heads), expand_heads(v, self.num_heads)
         out = self._each_kind_of_head(q, k, v, context, scale, bias)
@@ -82,19 +85,23 @@ class SoftmaxAttentionLayer(AttentionLayer):
     def _each_kind_of_head(
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, bias: Tensor | None
     ) -> Tensor:
-        """The heads that see their own key and those that do not, each through the kernel on their own."""
-        excluded = self.excluded_heads
+        """Heads that read the previous token, that leave out their own key and that do not, each kind on its own."""
+        excluded, previous = self.excluded_heads, self.previous_heads or [False] * self.num_heads
         if isinstance(excluded, bool):
             return self._fused(q, k, v, context, scale, bias, excluded)
         parts, order = [], []
-        for without_own in (True, False):
-            heads = [head for head, left_out in enumerate(excluded) if left_out == without_own]
-            if heads:
-                index = torch.tensor(heads, device=q.device)
+        for kind in ((True, True), (True, False), (False, False)):
+            heads = [head for head, each in enumerate(zip(excluded, previous, strict=True)) if each == kind]
+            if not heads:
+                continue
+            index = torch.tensor(heads, device=q.device)
+            some_q, some_k, some_v = (x.index_select(1, index) for x in (q, k, v))
+            if kind == (True, True):
+                parts.append(previous_values(some_v, q.shape[2], context))
+            else:
                 chosen = bias if bias is None or bias.shape[1] == 1 else bias.index_select(1, index)
-                some_q, some_k, some_v = (x.index_select(1, index) for x in (q, k, v))
-                parts.append(self._fused(some_q, some_k, some_v, context, scale, chosen, without_own))
-                order += heads
+                parts.append(self._fused(some_q, some_k, some_v, context, scale, chosen, kind[0]))
+            order += heads
         out = torch.cat(parts, dim=1)
         if order == sorted(order):
             return out
@@ -151,6 +158,17 @@ class SoftmaxAttentionLayer(AttentionLayer):
         q, k, v = with_key_bias(q, k, v, key_bias, self.scale)
         out, weights = self.softmax_attention(q, k, v, context, 1.0)
         return out[..., : self.head_dim], weights
+
+
+def previous_values(v: Tensor, length: int, context: AttentionContext) -> Tensor:
+    """The value of the last real token before each new one, [B, H, T, D]; 0 before the first of a sequence.
+
+    v: [B, H, Tk, D], or its end where the rest is out of every window.
+    """
+    dropped = (length if context.key_length is None else context.key_length) - v.shape[2]
+    places = (context.previous_places(length, v.device) - dropped).expand(v.shape[0], -1)[:, None, :, None]
+    values = v.gather(2, places.clamp(min=0).expand(-1, v.shape[1], -1, v.shape[3]))
+    return values * (context.places(length, v.device) > 0)[:, None, :, None]
 
 
 def softmax_weights(scores: Tensor, visible: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from traformer.types import Options
 
 # Keys from which on an index of them pays: keeping it costs a token more than reading fewer keys than these.
 INDEX_FROM = 4096
+FORGET_ALL = -1e4  # a log decay with which the nearest kept key has all the weight
 # Keys, and queries at once, from which on it pays to find out first which queries keep no key at all.
 BALLS_FROM = 16384
 BALLS_QUERIES = 64
@@ -53,6 +54,7 @@ class ThresholdRelativeAttention(AttentionLayer):
     Options, all off or at the published value by default:
         threshold     keys must score above it (>= 0)
         exclude_self  the query's own key is left out: True, "half" (of the heads, the first) or a list of bool
+        previous_heads  heads that read the previous token alone, whatever it scores: as exclude_self
         temperature   a learned factor exp(t_h) on each head's scores, t_h starting at 0 and trained at 10 times the lr
         tolerance     share of a row's weight that the early exit may drop; 0 reads every key
         backend       which kernel computes it ("auto": the fastest available, same result)
@@ -72,6 +74,7 @@ class ThresholdRelativeAttention(AttentionLayer):
         dropout: float = 0.0,
         threshold: float = 0.0,
         exclude_self: bool | str | list[bool] = False,
+        previous_heads: bool | str | list[bool] = False,
         temperature: bool = False,
         tolerance: float = 2.0**-24,
         backend: str = "auto",
@@ -86,6 +89,7 @@ class ThresholdRelativeAttention(AttentionLayer):
             dropout=dropout,
             threshold=threshold,
             exclude_self=exclude_self,
+            previous_heads=previous_heads,
             temperature=temperature,
             tolerance=tolerance,
             backend=backend,
@@ -139,7 +143,23 @@ class ThresholdRelativeAttention(AttentionLayer):
             "tolerance": self.option["tolerance"],
             "backend": self.option["backend"],
         }
-        return q, self.log_decay(hidden_states), options, speed
+        log_decay = self.log_decay(hidden_states)
+        if self.previous_heads is not None:
+            q = self._look_back(q, k, context)
+            log_decay = log_decay.masked_fill(torch.tensor(self.previous_heads, device=q.device)[:, None], FORGET_ALL)
+        return q, log_decay, options, speed
+
+    def _look_back(self, q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
+        """Queries with which `previous_heads` keep the previous token's key, which is the nearest they may see.
+
+        Such a query is that key itself: it scores as high as a score can be, and has no gradient.
+        """
+        places = context.previous_places(q.shape[2], q.device).expand(q.shape[0], -1)[:, None, :, None]
+        previous = k.detach().gather(2, places.expand(-1, k.shape[1], -1, k.shape[3]))
+        previous = previous.repeat_interleave(self.num_heads // k.shape[1], dim=1)
+        if self.temperature is not None:  # the bound of the scores has it, too
+            previous = previous * self.temperature.detach().exp().to(previous.dtype)[:, None, None]
+        return torch.where(torch.tensor(self.previous_heads, device=q.device)[:, None, None], previous, q)
 
     def log_decay(self, hidden_states: Tensor) -> Tensor:
         """Log of each query's decay, [B, Hq, T]."""
@@ -216,4 +236,4 @@ def _let_go(empty: Tensor, q: Tensor, k: Tensor, log_decay: Tensor, query_start:
     """Queries that keep nothing as ones that keep their own key and need no other: their walk ends where it begins."""
     own = F.normalize(k[:, :, query_start : query_start + q.shape[2]], dim=-1)
     own = own.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    return torch.where(empty[..., None], own, q), log_decay.masked_fill(empty, -1e4)
+    return torch.where(empty[..., None], own, q), log_decay.masked_fill(empty, FORGET_ALL)

@@ -210,6 +210,8 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if self.is_fused:
             return super().attend(q, k, v, hidden_states, context)
+        if self.previous_heads is not None:
+            q = self._look_back(q, k, context)
         key_bias = None
         if self.distance == "ordinary":
             key_bias = slope_bias(self.slopes, k, context)
