@@ -97,6 +97,18 @@ class AttentionContext:
         last = torch.where(self.key_padding_mask, places, 0).cummax(-1).values  # up to and with each place
         return last.index_select(1, before.clamp(min=0))
 
+    def of_previous(self, x: Tensor, length: int) -> Tensor:
+        """What the last real token before each new one has: x [B, H, Tk, D], or its end, -> [B, H, T, D].
+
+        For the first of a sequence it is what a query may not see, see `previous_places`.
+        """
+        dropped = (length if self.key_length is None else self.key_length) - x.shape[2]  # places before those of x
+        if self.key_padding_mask is None and not isinstance(self.query_start, Tensor):
+            start = self.query_start - dropped - 1
+            return x[:, :, start : start + length] if start >= 0 else F.pad(x[:, :, : length - 1], (0, 0, 1, 0))
+        places = (self.previous_places(length, x.device) - dropped).clamp(min=0)
+        return x.gather(2, places[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3]))
+
     def ends_before(self, place: int, length: int) -> bool:
         """Whether no new token can be at `place` or after it, as far as that is known without reading values."""
         return not isinstance(self.query_start, Tensor) and self.query_start + length <= place

@@ -165,10 +165,8 @@ def previous_values(v: Tensor, length: int, context: AttentionContext) -> Tensor
 
     v: [B, H, Tk, D], or its end where the rest is out of every window.
     """
-    dropped = (length if context.key_length is None else context.key_length) - v.shape[2]
-    places = (context.previous_places(length, v.device) - dropped).expand(v.shape[0], -1)[:, None, :, None]
-    values = v.gather(2, places.clamp(min=0).expand(-1, v.shape[1], -1, v.shape[3]))
-    return values * (context.places(length, v.device) > 0)[:, None, :, None]
+    is_first = context.places(length, v.device) <= 0
+    return context.of_previous(v, length).masked_fill(is_first[:, None, :, None], 0.0)
 
 
 def softmax_weights(scores: Tensor, visible: Tensor) -> Tensor:

@@ -154,12 +154,12 @@ class ThresholdRelativeAttention(AttentionLayer):
 
         Such a query is that key itself: it scores as high as a score can be, and has no gradient.
         """
-        places = context.previous_places(q.shape[2], q.device).expand(q.shape[0], -1)[:, None, :, None]
-        previous = k.detach().gather(2, places.expand(-1, k.shape[1], -1, k.shape[3]))
-        previous = previous.repeat_interleave(self.num_heads // k.shape[1], dim=1)
+        chosen = [head for head, is_chosen in enumerate(self.previous_heads or ()) if is_chosen]
+        heads = torch.tensor(chosen, device=q.device)
+        previous = context.of_previous(k.detach().index_select(1, heads // (self.num_heads // k.shape[1])), q.shape[2])
         if self.temperature is not None:  # the bound of the scores has it, too
-            previous = previous * self.temperature.detach().exp().to(previous.dtype)[:, None, None]
-        return torch.where(torch.tensor(self.previous_heads, device=q.device)[:, None, None], previous, q)
+            previous = previous * self.temperature.detach()[heads].exp().to(previous.dtype)[:, None, None]
+        return q.index_copy(1, heads, previous)
 
     def log_decay(self, hidden_states: Tensor) -> Tensor:
         """Log of each query's decay, [B, Hq, T]."""
