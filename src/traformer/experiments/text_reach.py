@@ -20,6 +20,9 @@ gates, which are one per query times a count in TRA and one per key in FoT. So b
 and before any run of theirs: `near_far_no_removal` has all keys in the softmax and TRA's gates, `near_far_forgetting`
 the threshold and FoT's gates. Each has a search of its own; seeds, steps and size are those of all arms.
 
+Declared last, before their runs: `previous_far` and `fot_previous_far`, in which half of the lower heads of either read
+the previous token alone (at the trained window, with a seed that no table has, the loss of `near_far` was then lower).
+
     tra sweep text_reach --out runs/text_reach --records results/text_reach/records.jsonl
     tra report runs/text_reach --experiment text_reach
     python -m traformer.experiments.summary text_reach runs/text_reach results/text_reach docs/evidence_text.md
@@ -75,13 +78,15 @@ FORGETTING = Arm(
     "near_far_forgetting", NEAR_FAR.attention,
     {"tra_plus": _FORGETTING, "tra_straight_through": {**FAR, **_FORGETTING}},
 )  # fmt: skip
+PREVIOUS_FAR = Arm("previous_far", "tra_previous,tra_far")
+FOT_PREVIOUS_FAR = Arm("fot_previous_far", "fot_previous,fot_far")
 PEERS = arms("tra_plus", "fot", "alibi", "tra", "stick_breaking")
 
 PROTOCOL = Protocol(
     settings={SETTING: Setting(SETTING, TEXT, f"{WINDOW},2048,{LONGEST}", "perplexity", STRIDE)},
     waves=(
         *((SETTING, wave) for wave in (MAIN, USUAL, EQUAL[:1], EQUAL[1:])),
-        *((SETTING, (arm,)) for arm in (FORGETTING, *PEERS, NOTHING_REMOVED)),
+        *((SETTING, (arm,)) for arm in (FORGETTING, PREVIOUS_FAR, FOT_PREVIOUS_FAR, *PEERS, NOTHING_REMOVED)),
     ),
     hypotheses=(),  # of losses, below
     rates=(7.5e-4, 1.5e-3, 3e-3, 6e-3),
@@ -147,6 +152,11 @@ HYPOTHESES = (
               FORGETTING.name, LONG, ((FOT_NEAR_FAR.name, LONG),)),
     LowerLoss("C8", "and uses context beyond its trained window: 16,384 against its own sliding windows",
               FORGETTING.name, LONG, ((FORGETTING.name, SLIDING),)),
+    LowerLoss("C9", "exact marks help: previous_far is below near_far, both in windows of 16,384",
+              PREVIOUS_FAR.name, LONG, (("near_far", LONG),)),
+    LowerLoss("C10", "and below FoT with the same heads", PREVIOUS_FAR.name, LONG, ((FOT_PREVIOUS_FAR.name, LONG),)),
+    LowerLoss("C11", "previous_far uses context beyond its trained window: 16,384 against its own sliding windows",
+              PREVIOUS_FAR.name, LONG, ((PREVIOUS_FAR.name, SLIDING),)),
 )  # fmt: skip
 
 
