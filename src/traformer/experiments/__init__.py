@@ -13,6 +13,7 @@ EXPERIMENTS: dict[str, str] = {
     "copy_wide": "the second of these at twice the width, and other mechanisms in its place: 5 seeds, hypotheses",
     "copy_batch": "the second of these with batches of 256, chosen by errors at the trained length: 5 seeds",
     "copy_longer": "the same with twice the steps: 5 seeds, hypotheses",
+    "copy_previous": "tra_previous, one method for every layer, with such batches and steps: 5 seeds, hypotheses",
     "recall_in_text": "recall of pairs scattered in text, 128 tokens to 8,192: rates searched, 5 seeds, hypotheses",
     "text_reach": "text trained at a window of 512, read to 16,384: is the far context used? 5 seeds, hypotheses",
     "text_far": "what teaches it to use that context: judged by recurrence, 5 seeds, hypotheses",
