@@ -30,6 +30,7 @@ RIVAL_STACK = "previous_token,fot_far"
 # letters, tra_plus the other way round. On one seed that no table has this learned both alphabets (results/choices.csv;
 # nothing beyond the trained length was looked at). It and FoT with the same heads were added after all others.
 EXACT, RIVAL_EXACT = "tra_previous", "fot_previous"
+JUDGED = (*OURS, STACK, EXACT)  # whose claims a table ends with
 
 _NO_DROPOUT = {
     "attention_dropout": 0.0,

@@ -14,7 +14,7 @@ from traformer.experiments.claims import (
     every_seed,
     more_than_three_times_longer,
 )
-from traformer.experiments.paper import OURS, STACK, Part
+from traformer.experiments.paper import JUDGED, Part
 from traformer.experiments.protocol import FAILS, HOLDS, Verdict
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement, largest_length
@@ -96,7 +96,7 @@ def summaries(part: Part, out: str | Path, seeds: int | None = None) -> list[Sum
 def verdicts(summary: Summary, scale: str) -> list[Verdict]:
     """On the claims about length, for each method of ours that was measured; smoke tests nothing."""
     found = []
-    for method in (*OURS, STACK):
+    for method in JUDGED:
         if method not in summary.rows or "/" in summary.split:
             continue
         name = f"{summary.part}{'' if summary.split in ('test', 'validation') else ' ' + summary.split}"
@@ -105,7 +105,9 @@ def verdicts(summary: Summary, scale: str) -> list[Verdict]:
             found.append(_stable(name, method, own, summary.trained))
             continue
         others = {
-            other: summary.means(other) for other in summary.rows if not (other.startswith("tra") or other == STACK)
+            other: summary.means(other)
+            for other in summary.rows
+            if not (other.startswith("tra") or other in JUDGED)  # ablations of TRA are no rivals either
         }
         found.append(more_than_three_times_longer(name, method, own, summary.trained))
         found.append(error_cut_by_sixty_percent(name, method, own, others, summary.trained))
