@@ -42,7 +42,10 @@ def test_names(module):
 def test_the_arguments_of_the_layer():
     parameters = inspect.signature(traformer.ThresholdRelativeAttention).parameters
     assert list(parameters)[:3] == ["embed_dim", "num_heads", "num_kv_heads"]
-    own = {"head_dim", "qk_norm", "dropout", "threshold", "exclude_self", "temperature", "tolerance", "backend"}
+    own = {
+        "head_dim", "qk_norm", "dropout", "threshold", "exclude_self", "previous_heads", "temperature", "tolerance",
+        "backend",
+    }  # fmt: skip
     assert own == {name for name, x in parameters.items() if x.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
