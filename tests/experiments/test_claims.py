@@ -49,6 +49,7 @@ def test_the_best_other_method_is_found_at_each_length():
         ({100: 0.9, 200: 0.9}, {100: 0.5, 200: 0.5}, HOLDS),
         ({100: 0.9, 200: 0.7}, {100: 0.5, 200: 0.5}, FAILS),
         ({100: 0.9, 200: 1.0}, {100: 0.5, 200: 1.0}, HOLDS),  # nothing to cut at 200
+        ({100: 0.9, 200: 0.9}, {100: 0.5, 200: 1.0}, FAILS),  # an error where the other has none
         ({100: 1.0, 200: 1.0}, {100: 1.0, 200: 1.0}, NOT_TESTED),
     ],
 )

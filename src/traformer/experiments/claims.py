@@ -6,7 +6,7 @@ LONGER.
 
 *Cuts the error by more than 60 %*: at every tested length beyond the trained one, 1 - e / e' exceeds CUT, where e is
 the mean error over seeds of the method and e' that of the best other method at that length. A length at which the best
-other method makes no error has nothing to cut and is left out.
+other method makes no error has nothing to cut: it is left out, unless the method itself errs there, which cuts nothing.
 
 Where peers that the paper does not compare with were run as well, the claim is judged a second time against the paper's
 own, PAPER_PEERS, alone.
@@ -67,6 +67,8 @@ def error_cut(own: Accuracies, others: Mapping[str, Accuracies], trained: int) -
         best = max(known, key=lambda name: known[name])
         if known[best] < 1.0:
             cuts[length] = (1 - (1 - own[length]) / (1 - known[best]), best)
+        elif own[length] < 1.0:
+            cuts[length] = (0.0, best)
     return cuts
 
 
