@@ -99,6 +99,7 @@ Reading = tuple[str, int]  # split and window
 LONG: Reading = ("validation", LONGEST)
 SLIDING: Reading = (f"validation stride {STRIDE}", WINDOW)
 SHORT: Reading = ("validation", WINDOW)
+LEVELS = ("near_far", "rope")  # the main arm and what it is to beat: more lines would hide the others
 READINGS = {SHORT: "windows of 512", SLIDING: "sliding windows of 512", LONG: "windows of 16,384"}
 
 
@@ -237,7 +238,7 @@ def table(found: Losses) -> str:
 def picture(places: Sequence[Sequence[str]], found: Losses) -> str:
     """Loss by place in the longest window, the trained window marked; from the trained window's quarter on.
 
-    Where sliding windows were read, their mean is a level line of its own: each token then has nearly the whole trained
+    The mean in sliding windows is a level line of its own for LEVELS: each token then has nearly the whole trained
     window before it, wherever it stands.
     """
     from traformer.methods import label_of
@@ -260,7 +261,7 @@ def picture(places: Sequence[Sequence[str]], found: Losses) -> str:
         series.append(long)
         styles[long.label] = number
         sliding = list(found.get((arm, SLIDING), {}).values())
-        if sliding:
+        if sliding and arm in LEVELS:
             ends = [point(float(x), "sliding", sliding) for x in (WINDOW, LONGEST)]
             level = Series(f"{long.label}, sliding", arm, ends)
             series.append(level)
