@@ -7,11 +7,17 @@ And does it matter that short examples, with next to no text between the pairs, 
 
     tra sweep recall_learning --out runs/recall_learning --records results/recall_learning/records.jsonl
     tra report runs/recall_learning
+    python -m traformer.experiments.summary recall_learning runs/recall_learning results/recall_learning \
+        docs/evidence_recall.md
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from traformer.experiments.recall_in_text import FAR, LOCAL, NO_REMOVAL, RECALL
+from traformer.runs.folder import RunFolder
+from traformer.storage import make_folder, write_atomically
 from traformer.sweeps.cell import Cell
 from traformer.types import JsonObject
 
@@ -43,3 +49,25 @@ def cells() -> list[Cell]:
         for order, share in CURRICULA.items()
         for seed in SEEDS
     ]
+
+
+def table(out: Path) -> str:
+    """A line for each division of heads: each seed's share of right answers at the trained length, by order."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for cell in cells():
+        name, order, _ = cell.name.rsplit("-", 2)
+        for one in RunFolder(out / cell.name).results.read() if RunFolder(out / cell.name).is_run() else []:
+            if (one.metric, one.split) == ("token_accuracy", "fixed") and one.value is not None:
+                found.setdefault((name, order), []).append(one.value)
+    heads = " | ".join(order.replace("_", " ") for order in CURRICULA)
+    lines = [f"| right answers at 128 tokens, in %, seed by seed | {heads} |", "|---" * (len(CURRICULA) + 1) + "|"]
+    for name in dict.fromkeys(name for name, _ in found):
+        shown = (", ".join(f"{100 * x:.0f}" for x in found.get((name, order), [])) for order in CURRICULA)
+        lines.append(f"| `{name}` | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_summary(out: Path, folder: Path) -> None:
+    """table.md; there are no hypotheses, and so no verdicts."""
+    make_folder(folder)
+    write_atomically(folder / "table.md", table(out))

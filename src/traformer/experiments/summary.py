@@ -67,7 +67,8 @@ def fill_page(page: str | Path, experiment: str, folder: str | Path) -> None:
     _, end, after = rest.partition("<!-- end -->")
     if not (start and end):
         raise TraformerError(f"{page} has no lines <!-- {experiment} --> and <!-- end --> to write between")
-    parts = [(folder / name).read_text(encoding="utf-8") for name in ("table.md", "verdicts.md")]
+    files = [folder / "table.md", folder / "verdicts.md"]  # trials that compare nothing have no verdicts
+    parts = [file.read_text(encoding="utf-8") for file in files if file.exists()]
     write_atomically(page, before + start + "\n".join(parts) + end + after)
 
 
@@ -130,12 +131,15 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         module = find_experiment(argv[0])
-        if not hasattr(module, "PROTOCOL"):
-            raise TraformerError(
-                f"experiment {argv[0]} has no PROTOCOL; summaries are for experiments that declare one"
-            )
-        # An experiment whose numbers are no counts of right answers writes its own files.
-        getattr(module, "write_summary", partial(write_summary, module.PROTOCOL))(Path(argv[1]), Path(argv[2]))
+        # An experiment whose numbers are no counts of right answers, or that has no protocol, writes its own files.
+        write = getattr(module, "write_summary", None)
+        if write is None:
+            if not hasattr(module, "PROTOCOL"):
+                raise TraformerError(
+                    f"experiment {argv[0]} has no PROTOCOL; summaries are for experiments that declare one"
+                )
+            write = partial(write_summary, module.PROTOCOL)
+        write(Path(argv[1]), Path(argv[2]))
         if len(argv) == 4:
             fill_page(argv[3], argv[0], argv[2])
     except TraformerError as error:
