@@ -15,7 +15,7 @@ def test_the_table_is_that_of_the_records(tmp_path):
     cells = {cell.name: cell for cell in recall_learning.cells()}
     for name, record in read_records(KEPT / "records.jsonl").items():
         folder = RunFolder(tmp_path / name)
-        folder.write_config(cells[name].config)
+        folder.write_config(cells[name].config, {})
         folder.results.write(Measurement.from_row({**record["shared"], **row}) for row in record["results"])
     recall_learning.write_summary(tmp_path, tmp_path / "summary")
     table = (tmp_path / "summary" / "table.md").read_text(encoding="utf-8")
