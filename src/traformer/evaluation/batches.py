@@ -23,7 +23,7 @@ def batch_sizes(
     sizes = {}
     for split in splits:
         length = split.task.sequence_length
-        need = memory.memory_need(model_config, length, training=False)
+        need = memory.memory_need(model_config, length, training=False, on_cpu=device.type == "cpu")
         memory.check_fits(
             need.total(1), available, f"one sequence of {length} tokens ({split.name} {split.length})",
             "leave that length out of --lengths",

@@ -121,7 +121,7 @@ def check_memory(run: OpenedRun, split: Split) -> None:
     length = split.task.sequence_length
     maps = 4 * memory.FLOAT * run.model.config.num_attention_heads * length * length
     memory.check_fits(
-        memory.memory_need(run.model.config, length, training=False).total(1) + maps,
+        memory.memory_need(run.model.config, length, training=False, on_cpu=run.device.type == "cpu").total(1) + maps,
         memory.available_memory(run.device),
         f"diagnosing a sequence of {length} tokens, whose attention maps are looked at whole,",
         "leave that length out of --lengths",

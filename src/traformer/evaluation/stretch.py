@@ -158,7 +158,8 @@ def check_memory(run: StretchRun, splits: Sequence[Split], chunk: int) -> None:
     for split in splits:
         length = split.task.sequence_length
         rows, step = max(1, chunk // length), run.chunk(chunk, length)
-        working = memory.memory_need(config, min(step, length), training=False, scored=min(step, length))
+        on_cpu = parameter.device.type == "cpu"
+        working = memory.memory_need(config, min(step, length), training=False, scored=min(step, length), on_cpu=on_cpu)
         need = (
             cache_bytes(config, rows, length, parameter.dtype)
             + working.total(rows)
