@@ -51,3 +51,28 @@ def test_a_visitor_keeps_nothing_and_an_error_leaves_the_model_as_it_was():
     with pytest.raises(ZeroDivisionError), observe(model):
         raise ZeroDivisionError
     assert all("attend" not in vars(module) for module in model.modules())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [("tra_previous", {}), ("tra_variant", {"previous_heads": "half", "distance": "forgetting"})],
+)
+def test_a_head_that_reads_the_previous_token_keeps_that_key_alone(attention, options):
+    torch.manual_seed(0)
+    config = TraformerConfig(
+        attention=attention, attention_options=options, vocab_size=20, hidden_size=32, num_hidden_layers=1,
+        num_attention_heads=4,
+    )  # fmt: skip
+    model = TraformerForCausalLM(config).eval()
+    with observe(model, weights=True) as trace:
+        model(torch.arange(1, 10)[None], use_cache=False)
+    (seen,) = trace
+    before = torch.ones(8).diag(-1).bool()  # [9, 9]
+    assert torch.equal(seen.keep()[0, :2], before.expand(2, 9, 9))
+    assert torch.equal(seen.weights[0, :2], before.expand(2, 9, 9).to(seen.weights.dtype))
+    assert seen.keep()[0, 2:].sum() > 2 * 9  # the other heads choose by their scores
+    if attention == "tra_previous":
+        stats = seen.reads()
+        assert torch.equal(stats.kept[0], seen.keep()[0].sum(-1))
+        assert (seen.log_decay()[0, :2].exp() == 0).all()

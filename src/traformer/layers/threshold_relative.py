@@ -143,11 +143,9 @@ class ThresholdRelativeAttention(AttentionLayer):
             "tolerance": self.option["tolerance"],
             "backend": self.option["backend"],
         }
-        log_decay = self.log_decay(hidden_states)
         if self.previous_heads is not None:
             q = self._look_back(q, k, context)
-            log_decay = log_decay.masked_fill(torch.tensor(self.previous_heads, device=q.device)[:, None], FORGET_ALL)
-        return q, log_decay, options, speed
+        return q, self.decays(hidden_states), options, speed
 
     def _look_back(self, q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
         """Queries with which `previous_heads` keep the previous token's key, which is the nearest they may see.
@@ -161,8 +159,15 @@ class ThresholdRelativeAttention(AttentionLayer):
             previous = previous * self.temperature.detach()[heads].exp().to(previous.dtype)[:, None, None]
         return q.index_copy(1, heads, previous)
 
+    def decays(self, hidden_states: Tensor) -> Tensor:
+        """Log of the decay that each query applies, [B, Hq, T]: the gate's, or all at once in `previous_heads`."""
+        log_decay = self.log_decay(hidden_states)
+        if self.previous_heads is None:
+            return log_decay
+        return log_decay.masked_fill(torch.tensor(self.previous_heads, device=log_decay.device)[:, None], FORGET_ALL)
+
     def log_decay(self, hidden_states: Tensor) -> Tensor:
-        """Log of each query's decay, [B, Hq, T]."""
+        """Log of the decay that each query's gate sets, [B, Hq, T]."""
         gate = self.decay_proj(hidden_states)  # [B, T, Hq]
         # The gate multiplies counts that run into the thousands: never in half precision.
         return F.logsigmoid(gate if gate.dtype == torch.float64 else gate.float()).transpose(1, 2)
@@ -181,7 +186,12 @@ class ThresholdRelativeAttention(AttentionLayer):
 
     def _map(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionMap:
         q, log_decay, options, _ = self._problem(q, k, hidden_states, context)
-        return attention_map(q, k, log_decay, **options)
+        found = attention_map(q, k, log_decay, **options)
+        if self.previous_heads is None:
+            return found
+        # Such a head leaves one key, the nearest, whatever else scores above the threshold.
+        more = torch.tensor(self.previous_heads, device=q.device)[:, None, None] & (found.distance > 1)
+        return found._replace(keep=found.keep & ~more, distance=found.distance.masked_fill(more, 0))
 
     def keeps(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
         """Keys above the threshold in an `attend` on the same tensors, bool [B, Hq, T, Tk]; for looking at."""
@@ -191,11 +201,13 @@ class ThresholdRelativeAttention(AttentionLayer):
         """Keys read and kept by each query of an `attend` on the same tensors; for measurement."""
         q, log_decay, options, speed = self._problem(q, k, hidden_states, context)
         empty = self._empty_rows(q, k, options, context)
-        if empty is None:
-            return attention_stats(q, k, log_decay, **options, **speed)
-        q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"] or 0)
-        stats = attention_stats(q, k, log_decay, **options, **speed)
-        return AttentionStats(stats.read, stats.kept.masked_fill(empty, 0))
+        if empty is not None:
+            q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"] or 0)
+        read, kept = attention_stats(q, k, log_decay, **options, **speed)
+        if self.previous_heads is not None:
+            previous = torch.tensor(self.previous_heads, device=kept.device)[:, None]
+            kept = torch.where(previous, kept.clamp(max=1), kept)
+        return AttentionStats(read, kept if empty is None else kept.masked_fill(empty, 0))
 
     def _empty_rows(self, q: Tensor, k: Tensor, options: KeyOptions, context: AttentionContext) -> Tensor | None:
         """Which queries keep no key for certain, [B, Hq, T], where it pays to know: they would read all keys for it."""

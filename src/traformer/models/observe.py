@@ -44,10 +44,10 @@ class Attended:
         return content_scores(q if queries is None else q[:, :, queries], k, self.layer.scale)
 
     def log_decay(self) -> Tensor | None:
-        """Log of the decay that each query's gate sets, [B, Hq, T]; None for methods without such a gate."""
+        """Log of the decay that each query applies, [B, Hq, T]; None for methods without such a gate."""
         if not isinstance(self.layer, ThresholdRelativeAttention) or self.layer.decay_proj is None:
             return None
-        return self.layer.log_decay(self.hidden_states)
+        return self.layer.decays(self.hidden_states)
 
     def keep(self) -> Tensor | None:
         """Which keys stay in the softmax, bool [B, Hq, T, Tk]; None for methods that remove none."""
@@ -60,7 +60,7 @@ class Attended:
         """q, k, v and log decay as TRA's operator takes them; None for methods that it does not compute."""
         if not isinstance(self.layer, ThresholdRelativeAttention) or self.layer.method.path != OPERATOR:
             return None
-        return self.q, self.k, self.v, self.layer.log_decay(self.hidden_states)
+        return self.q, self.k, self.v, self.layer.decays(self.hidden_states)
 
     def reads(self) -> AttentionStats | None:
         """How many keys each query read and kept; None for methods that do not count them."""
