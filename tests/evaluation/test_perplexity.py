@@ -97,6 +97,27 @@ def test_loss_by_recurrence_is_a_mean_over_the_tokens_at_that_distance() -> None
     assert measured.by_recurrence() == [(1, 1, 2.0, 1), (2, 3, 3.5, 2), (4, 7, 5.0, 1), (512, 1023, 6.0, 1)]
 
 
+@pytest.mark.parametrize("window,stride", [(64, None), (16, 5), (16, None)])
+def test_a_frame_sorts_the_same_tokens_whatever_window_is_read(folder, model, window: int, stride: int | None) -> None:
+    text = Text(data=str(folder)).open("validation")
+    frame, tokens = 64, 300
+    measured = measure_perplexity(model, text, window, stride, tokens, batch_size=3, frame=frame)
+    distances = recurrence_distances(text.tokens[:tokens])
+    place = {
+        token: token - one.start for one in windows(tokens, frame, frame - 1) for token in range(one.first, one.stop)
+    }
+    held = [d for t, d in enumerate(distances) if t and d and d + RECURRING <= place[t]]
+    assert 0 < len(held) < (distances > 0).sum()
+    for first, last, _, count in measured.by_position():
+        assert count == sum(first <= at <= last for at in place.values())
+    for first, last, _, count in measured.by_recurrence():
+        assert count == sum(first <= d <= last for d in held)
+    plain = measure_perplexity(model, text, window, stride, tokens)
+    assert measured.loss == plain.loss and len(measured.position_loss) == frame
+    if window == frame:
+        assert measured.by_position() == plain.by_position()
+
+
 def test_a_uniform_model_has_the_vocabulary_as_its_perplexity(folder, model) -> None:
     with torch.no_grad():
         model.lm_head.weight.zero_()

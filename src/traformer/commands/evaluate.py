@@ -44,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         help="use sliding windows with this stride in tokens (default: the window less one)",
     )
+    text.add_argument(
+        "--frame",
+        type=positive_int,
+        metavar="TOKENS",
+        help="sort losses by place in windows of so many tokens, and by the recurrences that these hold, whatever "
+        "window is read: two readings can then be compared on the same tokens (default: the window that is read)",
+    )
     text.add_argument("--split", help="train, validation, test or all (default validation)")
     text.add_argument(
         "--data", metavar="PATH", help="evaluate on this text instead of the run's own, with the run's tokenizer"
@@ -73,6 +80,7 @@ def main(args: argparse.Namespace) -> None:
             again=args.again,
             watcher=watcher,
             stride=args.stride,
+            frame=args.frame,
             split=args.split,
             data=args.data,
         )

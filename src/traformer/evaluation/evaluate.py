@@ -31,8 +31,8 @@ def evaluate_run(
 
     What was measured before with the same settings is not measured again unless `again` is set. Test examples come
     from the test stream of `seed`, by default the run's own. `count_overlap`: report how many test examples training
-    has shown; None does so where that is quick. A text run is measured by perplexity; stride, split and data are for
-    it alone.
+    has shown; None does so where that is quick. A text run is measured by perplexity; stride, frame, split and data are
+    for it alone.
     """
     if examples < 1:
         raise InputError(f"examples is {examples}; give a whole number above zero")

@@ -7,7 +7,8 @@ T - stride tokens of context. Memory grows with the window by the trunk's activa
 token.
 
 What a far context is worth shows by recurrence: before how many tokens the same few tokens stood last. A model that
-looks that far may know what followed them.
+looks that far may know what followed them. To compare two readings of a text token by token, both sort their losses
+by one frame: by place in windows of that many tokens, and by the recurrences that such a window holds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from traformer.evaluation.batches import batch_sizes
 from traformer.evaluation.opened import EvaluationOptions, OpenedRun
 from traformer.evaluation.watcher import Watcher
 from traformer.models.loss import token_losses
-from traformer.runs.measurements import Job, Measurement, Request, measure_missing
+from traformer.runs.measurements import Job, Measurement, Request, measure_missing, reading_name
 from traformer.tasks.base import Split
 from traformer.tasks.lengths import length_label
 from traformer.tasks.text import TOKENIZER_FOLDER, Text
@@ -51,7 +52,8 @@ class Measured:
     window: int
     tokens: int
     recurrence: NDArray[np.int64]  # [tokens], see `recurrence_distances`
-    position_loss: NDArray[np.float64] = field(init=False)  # [window], by place in the window
+    frame: int | None = None  # sort by windows of this length, whichever window is read
+    position_loss: NDArray[np.float64] = field(init=False)  # [window or frame], by place in it
     position_count: NDArray[np.int64] = field(init=False)
     block_loss: NDArray[np.float64] = field(init=False)  # [blocks], by place in the text
     block_count: NDArray[np.int64] = field(init=False)
@@ -60,17 +62,23 @@ class Measured:
 
     def __post_init__(self) -> None:
         blocks = -(-self.tokens // BLOCK)
-        self.position_loss, self.position_count = np.zeros(self.window), np.zeros(self.window, dtype=np.int64)
+        places = self.frame or self.window
+        self.position_loss, self.position_count = np.zeros(places), np.zeros(places, dtype=np.int64)
         self.block_loss, self.block_count = np.zeros(blocks), np.zeros(blocks, dtype=np.int64)
         self.recurrence_loss, self.recurrence_count = np.zeros(64), np.zeros(64, dtype=np.int64)
 
     def add(self, losses: NDArray[np.float64], in_window: NDArray[np.int64], in_text: NDArray[np.int64]) -> None:
-        self.position_loss += np.bincount(in_window, losses, minlength=self.window)
-        self.position_count += np.bincount(in_window, minlength=self.window)
+        distances = self.recurrence[in_text]
+        if self.frame is not None:
+            in_window = (in_text - 1) % (self.frame - 1) + 1  # windows of the frame overlap in one token
+            distances = np.where(distances + RECURRING <= in_window, distances, 0)
+        places = len(self.position_loss)
+        self.position_loss += np.bincount(in_window, losses, minlength=places)
+        self.position_count += np.bincount(in_window, minlength=places)
         block = in_text // BLOCK
         self.block_loss += np.bincount(block, losses, minlength=len(self.block_loss))
         self.block_count += np.bincount(block, minlength=len(self.block_count))
-        bits = np.frexp(self.recurrence[in_text])[1]  # of distances 1, 2-3, 4-7, ...: 1, 2, 3, ...
+        bits = np.frexp(distances)[1]  # of distances 1, 2-3, 4-7, ...: 1, 2, 3, ...
         self.recurrence_loss += np.bincount(bits, losses, minlength=64)
         self.recurrence_count += np.bincount(bits, minlength=64)
 
@@ -96,9 +104,9 @@ class Measured:
     def by_position(self) -> list[tuple[int, int, float, int]]:
         """(first place, last place, mean loss, tokens) over places of the window in ranges that double: 1, 2-3, ..."""
         found = []
-        first = 1
-        while first < self.window:
-            last = min(2 * first, self.window) - 1
+        first, places = 1, len(self.position_loss)
+        while first < places:
+            last = min(2 * first, places) - 1
             part = slice(first, last + 1)
             if count := self.position_count[part].sum():
                 found.append((first, last, float(self.position_loss[part].sum() / count), int(count)))
@@ -164,13 +172,14 @@ def measure_perplexity(
     tokens: int | None = None,
     batch_size: int = 1,
     advance: Callable[[int], None] = lambda tokens: None,
+    frame: int | None = None,
 ) -> Measured:
-    """Score the first `tokens` tokens (default all) of a text at one window."""
+    """Score the first `tokens` tokens (default all) of a text at one window, sorted by it or by another, the frame."""
     tokens = len(text) if tokens is None else min(tokens, len(text))
     stride = check_stride(window, stride)
     device = next(model.parameters()).device
     weight = model.get_output_embeddings().weight
-    measured = Measured(window, tokens, recurrence_distances(text.tokens[:tokens]))
+    measured = Measured(window, tokens, recurrence_distances(text.tokens[:tokens]), frame)
     batch: list[Window] = []
 
     def run() -> None:
@@ -207,34 +216,41 @@ def check_stride(window: int, stride: int | None) -> int:
     return stride
 
 
+def check_frame(window: int, frame: int | None) -> None:
+    if frame is not None and frame < window:
+        raise InputError(f"frame {frame} must be at least {window}, the longest window that is read")
+
+
 def evaluate_text(run: OpenedRun, options: EvaluationOptions, watcher: Watcher) -> list[Measurement]:
     """Perplexity of a text run at every window."""
     if options.seed is not None or options.count_overlap:
         raise InputError("seed and overlap do not apply to text, which is read in order; leave them out")
     own = cast(Text, run.task)  # the one task whose evaluator this is
-    stride, split, data = (options.evaluator_options.get(name) for name in ("stride", "split", "data"))
+    stride, frame, split, data = (options.evaluator_options.get(name) for name in ("stride", "frame", "split", "data"))
     task = other_data(own, run.folder.path, data)
     check_vocabulary(run.model, task, run.folder.path)
     split = split or default_split(task, data)
     text = task.open(split)
     # What is measured in another way has another name, so that it is never drawn as one line with the rest.
-    name = " ".join([*([Path(data).name] if data else []), split, *([f"stride {stride}"] if stride else [])])
+    name = reading_name(" ".join([*([Path(data).name] if data else []), split]), stride, frame)
     lengths = wanted_lengths(task, options.lengths, text)
     splits = [Split(name, str(high), task.at_length(low, high)) for low, high in lengths]
     tokens = min(len(text), options.examples * EXAMPLE_TOKENS)
     for low, high in lengths:
         task.at_length(low, high).check_window(text, split)
         check_stride(high, stride)
+        check_frame(high, frame)
     sizes = batch_sizes(run.model.config, splits, options.examples, options.batch_tokens, run.device)
 
     def request(one: Split) -> Request:
         protocol = describe(task, text, split, one.size, check_stride(one.size, stride), tokens)
+        protocol |= {} if frame is None else {"frame": frame}
         return Request(name, one.size, run.step, options.examples, run.config.seed, protocol=protocol)
 
     def measure_window(job: Job[Split]) -> Sequence[Measurement]:
         one = job.subject
         advance = partial(watcher.advance, one)
-        measured = measure_perplexity(run.model, text, one.size, stride, tokens, sizes[one], advance)
+        measured = measure_perplexity(run.model, text, one.size, stride, tokens, sizes[one], advance, frame)
         return list(window_measurements(run, job.request, measured, text))
 
     def tokens_read(one: Split) -> int:

@@ -17,6 +17,7 @@ EXPERIMENTS: dict[str, str] = {
     "recall_in_text": "recall of pairs scattered in text, 128 tokens to 8,192: rates searched, 5 seeds, hypotheses",
     "text_reach": "text trained at a window of 512, read to 16,384: is the far context used? 5 seeds, hypotheses",
     "text_far": "what teaches it to use that context: judged by recurrence, 5 seeds, hypotheses",
+    "text_gain": "what a long window gains on the same tokens, with TRA's and with FoT's gates: 5 seeds, hypotheses",
     "recall_learning": "which division of heads learns recall in text, with and without a curriculum",
     "copy_seeds": "4 seeds of TRA, tra_plus and RoPE on copy, checkpoints every 50 steps: which heads form, and when",
 }

@@ -68,6 +68,7 @@ class Setting:
     metric: str = "exact_match"
     stride: int | None = None  # of text, see Cell
     rate: float | None = None  # for every arm, where an earlier search has chosen it: then there is none here
+    frame: int | None = None  # of text, see Cell
 
 
 @dataclass(frozen=True)
@@ -343,9 +344,10 @@ class Protocol:
         ]  # fmt: skip
 
     def table_cells(self, setting: str, arm: Arm, rate: float) -> list[Cell]:
+        given = self.settings[setting]
         return [
-            Cell(f"{setting}-{arm.name}-seed{seed}", self._config(setting, arm, rate, seed),
-                 self.settings[setting].lengths, self.examples, self.settings[setting].stride)
+            Cell(f"{setting}-{arm.name}-seed{seed}", self._config(setting, arm, rate, seed), given.lengths,
+                 self.examples, given.stride, given.frame)
             for seed in self.seeds
         ]  # fmt: skip
 

@@ -93,6 +93,8 @@ def _text_flags(one: Measurement, config: RunConfig) -> tuple[str, ...]:
         flags += ["--split", split]
     if protocol.get("stride") != one.size - 1:
         flags += ["--stride", str(protocol.get("stride"))]
+    if "frame" in protocol:
+        flags += ["--frame", str(protocol["frame"])]
     return tuple(flags)
 
 

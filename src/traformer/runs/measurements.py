@@ -131,6 +131,12 @@ def as_length(label: str) -> int | str:
     return int(label) if label.isdigit() else label
 
 
+def reading_name(split: str, stride: int | None, frame: int | None) -> str:
+    """How the store names a split of text that is read in another way: another line of a table."""
+    ways = [f"{name} {value}" for name, value in (("stride", stride), ("frame", frame)) if value is not None]
+    return " ".join([split, *ways])
+
+
 # What is wanted ---------------------------------------------------------------------------------------------------
 
 

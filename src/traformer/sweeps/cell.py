@@ -20,7 +20,7 @@ from traformer.errors import InputError, RunError, TraformerError
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig, flag_of
 from traformer.runs.folder import RunFolder
-from traformer.runs.measurements import Measurement
+from traformer.runs.measurements import Measurement, reading_name
 from traformer.tasks import build_task
 from traformer.types import JsonObject
 
@@ -36,19 +36,22 @@ class Cell:
     lengths: str | None = None  # as `tra eval --lengths` takes them; None: the task's own
     examples: int = 256
     stride: int | None = None  # of text: the trained window is also read in windows that move on by this
+    frame: int | None = None  # of text: see `tra eval --frame`
 
     def to_dict(self) -> JsonObject:
         return {"name": self.name, "config": self.config.to_dict(), **self.measured()}
 
     def measured(self) -> JsonObject:
-        """How it is measured; without a stride, as in files from before there was one."""
-        strided = {} if self.stride is None else {"stride": self.stride}
-        return {"lengths": self.lengths, "examples": self.examples, **strided}
+        """How it is measured; without what is not set, as in files from before it could be."""
+        more = {name: value for name in ("stride", "frame") if (value := getattr(self, name)) is not None}
+        return {"lengths": self.lengths, "examples": self.examples, **more}
 
     @classmethod
     def from_dict(cls, values: JsonObject) -> Cell:
         config = RunConfig.from_dict(values["config"], f"cell {values['name']}")
-        return cls(values["name"], config, values["lengths"], values["examples"], values.get("stride"))
+        return cls(
+            values["name"], config, values["lengths"], values["examples"], values.get("stride"), values.get("frame")
+        )
 
     @property
     def trained_window(self) -> str:
@@ -56,9 +59,11 @@ class Cell:
 
     def commands(self, folder: str | Path) -> list[str]:
         """What a person types to make the same numbers by hand."""
-        commands = [train_command(self.config, folder), eval_command(folder, self.lengths, self.examples)]
+        frame = "" if self.frame is None else f" --frame {self.frame}"
+        commands = [train_command(self.config, folder), eval_command(folder, self.lengths, self.examples) + frame]
         if self.stride is not None:
-            commands.append(f"{eval_command(folder, self.trained_window, self.examples)} --stride {self.stride}")
+            reading = f"{eval_command(folder, self.trained_window, self.examples)} --stride {self.stride}"
+            commands.append(reading + frame)
         return commands
 
 
@@ -98,9 +103,11 @@ def is_done(cell: Cell, folder: RunFolder) -> bool:
         if (one.study, one.step, one.examples) == ("eval", cell.config.steps, cell.examples)
     }
     task = build_task(cell.config.task, cell.config.task_options)
-    wanted = [(split.name, split.length) for split in task.test_splits(cell.lengths)]
+    splits = task.test_splits(cell.lengths)
+    wanted = [(reading_name(split.name, None, cell.frame), split.length) for split in splits]
     if cell.stride is not None:
-        wanted += [(f"{name} stride {cell.stride}", cell.trained_window) for name in {name for name, _ in wanted}]
+        names = {split.name for split in splits}
+        wanted += [(reading_name(name, cell.stride, cell.frame), cell.trained_window) for name in names]
     return all(one in measured for one in wanted)
 
 
@@ -122,10 +129,11 @@ def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurem
     else:
         train(cell.config, path, quiet=quiet)
     set_threads(cell.config.threads)
-    found = evaluate_run(path, cell.lengths, cell.examples, device=cell.config.device)
+    device, frame = cell.config.device, cell.frame
+    found = evaluate_run(path, cell.lengths, cell.examples, device=device, frame=frame)
     if cell.stride is not None:
-        window, device = cell.trained_window, cell.config.device
-        found += evaluate_run(path, window, cell.examples, device=device, stride=cell.stride)
+        window = cell.trained_window
+        found += evaluate_run(path, window, cell.examples, device=device, stride=cell.stride, frame=frame)
     return found
 
 
