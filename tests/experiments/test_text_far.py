@@ -52,8 +52,8 @@ def test_gain_is_the_loss_in_sliding_windows_less_that_in_long_ones(monkeypatch,
 @pytest.mark.parametrize(
     "own,rival,outcome",
     [
-        ((0.1, 0.2, 0.3), None, HOLDS),
-        ((-0.1, -0.2, -0.3), None, FAILS),
+        ((0.18, 0.2, 0.22), None, HOLDS),
+        ((-0.18, -0.2, -0.22), None, FAILS),
         ((-0.2, 0.1, 0.2), None, UNDECIDED),
         ((0.5, 0.6, 0.7), (0.1, 0.2, 0.3), HOLDS),
         ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7), FAILS),

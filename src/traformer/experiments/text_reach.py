@@ -36,11 +36,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from traformer.experiments.configs import TEXT_SMALL
+from traformer.experiments.intervals import difference_of_means
 from traformer.experiments.protocol import (
-    DRAWS,
     FAILS,
     HOLDS,
     UNDECIDED,
@@ -162,13 +160,9 @@ HYPOTHESES = (
 
 
 def difference(first: dict[int, float], second: dict[int, float], paired: bool) -> tuple[float, float]:
-    """95 % interval of the first mean less the second, over seeds drawn anew; paired: the same seeds on both sides."""
-    generator = np.random.default_rng(0)
-    a, b = (np.array([one[seed] for seed in sorted(one)]) for one in (first, second))
-    of_a = generator.integers(len(a), size=(DRAWS, len(a)))
-    of_b = of_a if paired else generator.integers(len(b), size=(DRAWS, len(b)))
-    low, high = np.quantile(a[of_a].mean(axis=1) - b[of_b].mean(axis=1), [0.025, 0.975])
-    return float(low), float(high)
+    """95 % interval of the first mean less the second, over seeds; paired: the same seeds on both sides."""
+    a, b = ([one[seed] for seed in sorted(one)] for one in (first, second))
+    return difference_of_means(a, b, paired)
 
 
 def measured(protocol: Protocol, out: Path) -> Iterator[tuple[str, Arm, int, Measurement]]:
