@@ -98,7 +98,7 @@ def error_of_paper_peers_cut(
     published = {other: values for other, values in others.items() if other in PAPER_PEERS}
     if not published or len(published) == len(others):
         return None
-    rivals = "the best of the paper's peers"
+    rivals = f"the best of the paper's peers that were run ({', '.join(published)})"
     return error_cut_by_sixty_percent(name, method, own, published, trained, rivals)
 
 

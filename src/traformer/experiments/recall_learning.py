@@ -34,6 +34,7 @@ TRIALS: dict[str, tuple[str, JsonObject]] = {
     "local_nope": ("rope,nope", {"rope": LOCAL}),
     "rope": ("rope", {}),
 }
+SHOWN_AS = {"local_far": "rope_local_far"}  # `local_far` of the copy experiments has another lower layer
 
 
 def cells() -> list[Cell]:
@@ -63,7 +64,7 @@ def table(out: Path) -> str:
     lines = [f"| right answers at 128 tokens, in %, seed by seed | {heads} |", "|---" * (len(CURRICULA) + 1) + "|"]
     for name in dict.fromkeys(name for name, _ in found):
         shown = (", ".join(f"{100 * x:.0f}" for x in found.get((name, order), [])) for order in CURRICULA)
-        lines.append(f"| `{name}` | {' | '.join(shown)} |")
+        lines.append(f"| `{SHOWN_AS.get(name, name)}` | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
 
 
