@@ -59,6 +59,15 @@ def write_verdicts(verdicts: Sequence[Verdict], folder: Path) -> None:
     write_atomically(folder / "verdicts.md", markdown_verdicts(verdicts))
 
 
+def write_picture(svg: str, file: Path) -> None:
+    """A figure as `file`.svg, which follows the reader's dark mode, and as `file`.png."""
+    from traformer.reports.png import save_png
+    from traformer.reports.svg import standalone
+
+    write_atomically(file.with_suffix(".svg"), standalone(svg, follow_reader=True))
+    save_png(svg, file.with_suffix(".png"))
+
+
 def fill_page(page: str | Path, experiment: str, folder: str | Path) -> None:
     """Replace what the page has of an experiment by its table and verdicts as they are in `folder`."""
     page, folder = Path(page), Path(folder)

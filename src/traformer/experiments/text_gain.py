@@ -25,7 +25,7 @@ from pathlib import Path
 from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED, Arm, Protocol, Setting, Verdict
 from traformer.experiments.recall_in_text import FOT_NEAR_FAR
 from traformer.experiments.recall_in_text import MAIN as NEAR_FAR
-from traformer.experiments.summary import csv_text, write_verdicts
+from traformer.experiments.summary import csv_text, write_picture, write_verdicts
 from traformer.experiments.text_reach import FORGETTING, LONGEST, STRIDE, TEXT, WINDOW, difference, measured
 from traformer.storage import make_folder, write_atomically
 
@@ -153,8 +153,31 @@ def table(found: Gains) -> str:
     return "\n".join(parts)
 
 
+def picture(found: Gains, kind: str) -> str:
+    """The gain in doubling ranges beyond the trained window, a line for each arm."""
+    from traformer.methods import label_of
+    from traformer.reports.figures import Figure, Point, Series
+    from traformer.reports.svg import figure_svg
+    from traformer.runs.metrics import Metric
+
+    series = []
+    for name in dict.fromkeys(name for name, _ in found):
+        each = [(where, list(found[name, where].values())) for where in SHOWN[kind] if (name, where) in found]
+        points = [
+            Point(last + 1.0, f"{first:,}-{last:,}", sum(same) / len(same), min(same), max(same), len(same),
+                  PROTOCOL.examples)
+            for (_, first, last), same in each
+        ]  # fmt: skip
+        series.append(Series(label_of(name), name, points))
+    metric = Metric("gain", f"gain over sliding windows of {WINDOW}", "In nats per token, on the same tokens.",
+                    section="text", better="higher", along=kind)  # fmt: skip
+    figure = Figure(metric, "text", "validation", "text", WINDOW, float(WINDOW),
+                    f"{HEADS[kind]} (the end of each range), log scale", series)  # fmt: skip
+    return figure_svg(figure, {one.label: number for number, one in enumerate(series)})
+
+
 def write_summary(out: Path, folder: Path) -> None:
-    """gains.csv, table.md and the verdicts."""
+    """gains.csv, table.md, the verdicts, and the gain by place and by recurrence drawn."""
     make_folder(folder)
     found = gains(out)
     rows = [("arm", "range", "from", "to", "seed", "gain")]
@@ -163,3 +186,5 @@ def write_summary(out: Path, folder: Path) -> None:
     write_atomically(folder / "gains.csv", csv_text(rows))
     write_atomically(folder / "table.md", table(found))
     write_verdicts(verdicts(out), folder)
+    for kind, name in (("place", "places"), ("distance", "recurrences")) if found else ():
+        write_picture(picture(found, kind), folder / name)

@@ -51,7 +51,7 @@ from traformer.experiments.protocol import (
 )
 from traformer.experiments.recall_in_text import FAR, FOT_NEAR_FAR, NOTHING_REMOVED
 from traformer.experiments.recall_in_text import MAIN as NEAR_FAR
-from traformer.experiments.summary import csv_text, write_rates, write_verdicts
+from traformer.experiments.summary import csv_text, write_picture, write_rates, write_verdicts
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
 from traformer.storage import write_atomically
@@ -209,12 +209,7 @@ def write_summary(out: Path, folder: Path) -> None:
     write_rates(PROTOCOL, out, folder)
     write_verdicts(verdicts(out), folder)
     if len(places) > 1:
-        from traformer.reports.png import save_png
-        from traformer.reports.svg import standalone
-
-        svg = picture(places[1:], found)
-        write_atomically(folder / "places.svg", standalone(svg, follow_reader=True))
-        save_png(svg, folder / "places.png")
+        write_picture(picture(places[1:], found), folder / "places")
 
 
 def table(found: Losses) -> str:
