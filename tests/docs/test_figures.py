@@ -310,3 +310,92 @@ def test_the_laptop_tables_are_those_of_the_records(page, names):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text.count("<!-- laptop: ") == names
     assert filled(text, RESULTS / "reproduce-laptop") == text, "give `python -m traformer.reports.paper_pages`"
+
+
+def laptop(table: str, part: str) -> dict[tuple[str, str], str]:
+    """(method, bucket) -> cell of a part of a laptop table, as "96 % (95–96)"."""
+    found: dict[tuple[str, str], str] = {}
+    head: list[str] = []
+    for line in (RESULTS / "reproduce-laptop" / table / "table.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if cells[0].endswith(": exact match"):
+            head = cells if cells[0] == f"{part}: exact match" else []
+        elif head and len(cells) == len(head):
+            found |= {(cells[0], bucket): cell for bucket, cell in zip(head[1:], cells[1:], strict=True)}
+    return found
+
+
+def mean(cell: str) -> str:
+    return cell.split(" ")[0]
+
+
+def test_what_the_readme_says_of_the_laptop_tables():
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    letters, instructions = laptop("copy", "copy_letters"), laptop("instructions", "instructions")
+    plus, own, rival = (
+        [mean(letters[method, bucket]) for bucket in ("151-200", "251-300")]
+        for method in ("tra_plus", "tra_previous", "fot_previous")
+    )
+    assert (
+        f"`tra_plus` keeps {plus[0]} % in 151–200 and {plus[1]} % in 251–300, `tra_previous` {own[0]} and {own[1]} %, "
+        f"the forgetting transformer with the same heads {rival[0]} and {rival[1]} %"
+    ) in text
+    stack, plus_far, rival_far = (
+        instructions[method, "451-500"] for method in ("previous_token,tra_far", "tra_plus", "fot_previous")
+    )
+    low, high = plus_far.split("(")[1].rstrip(")").split("–")
+    assert (
+        f"`previous_token,tra_far` is right on {mean(stack)} % in 451–500, `tra_plus` on {mean(plus_far)} % "
+        f"(two seeds, {low} and {high} %), `fot_previous` on {mean(rival_far)} %"
+    ) in text
+    verdicts = json.loads((RESULTS / "reproduce-laptop/copy/verdicts.json").read_text(encoding="utf-8"))
+    worst = {
+        one["claim"].split()[3]: one["numbers"].split()[2] for one in verdicts if one["claim"].startswith("every seed")
+    }
+    assert f"(at worst {worst['previous_token,tra_far']} % in 251–300)" in text
+    assert f"(`tra_previous`, at worst {worst['tra_previous']} %" in text
+
+
+def test_what_the_readme_says_of_the_demo():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    wrong = measured("demo", "error_per_read")["flip_flop", "rope", "iid", 256][0]
+    (row,) = (
+        line for line in (RESULTS / "stretch/stretch.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| RoPE | IID | 4,096 |")
+    )  # fmt: skip
+    errors, reads = row.split("|")[5].replace(",", "").split(" of ")
+    assert (
+        f"{100 * wrong:.0f} % of reads wrong at 256 tokens and {100 * int(errors) / int(reads):.0f} % at 4,096" in text
+    )
+
+
+def test_what_the_pages_say_of_copy_and_recall():
+    """README's rows and the overview of evidence.md against the counts of the experiments."""
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    overview = " ".join((ROOT / "docs/evidence.md").read_text(encoding="utf-8").split())
+
+    def percent(experiment: str, setting: str, arm: str, length: int, split: str = "test") -> str:
+        with open(RESULTS / experiment / "cells.csv", encoding="utf-8") as lines:
+            shares = [
+                float(row["right"]) / int(row["examples"])
+                for row in csv.DictReader(lines)
+                if (row["setting"], row["arm"], int(row["length"]), row["split"]) == (setting, arm, length, split)
+            ]
+        assert len(shares) == 5
+        return f"{100 * sum(shares) / 5:.0f}"
+
+    plus, without, fire, fot = (
+        [percent("what_works", "copy", arm, length) for length in (24, 48)]
+        for arm in ("tra_plus", "no_removal", "fire", "fot_equal")
+    )
+    assert (
+        f"copies {plus[0]} % at 4 times and {plus[1]} % at 8 times that length; without removal of keys, 0 %" in readme
+    )
+    assert without == ["0", "0"] and f"FIRE ({fire[0]} and {fire[1]} %)" in readme
+    assert f"our recipe ({fot[0]} and {fot[1]} %)" in readme
+    assert f"have {without[0]} % at 4 times the trained length, `tra_plus` {plus[0]} %" in overview
+    assert f"FIRE as published has {fire[0]} %, FoT with our recipe {fot[0]} %" in overview
+    far = percent("copy_recipe", "copy_6", "local_far", 96), percent("copy_recipe", "copy_20", "local_far", 320)
+    assert f"With batches of 64 it is {far[0]} and {far[1]} %" in overview
+    rival = percent("copy_recipe", "copy_6", "local_fot", 96)
+    assert f"TRA above it copies {far[0]} % at 16 times, the forgetting transformer {rival} %" in readme
