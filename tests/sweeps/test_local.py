@@ -16,8 +16,9 @@ from traformer.experiments import demo
 from traformer.runs.folder import RunFolder
 from traformer.sweeps.cell import Cell, is_done, run_cell
 from traformer.sweeps.find import experiment_cells, find_experiment
-from traformer.sweeps.local import plan, run_sweep
+from traformer.sweeps.local import SweepView, plan, run_sweep
 from traformer.sweeps.overview import duration, time_left
+from traformer.sweeps.records import Recording
 from traformer.training.loop import train
 
 
@@ -61,6 +62,18 @@ def test_sweep_runs_skips_and_survives_a_failing_cell(tmp_path):
     again = run_sweep([cell("good")], tmp_path)
     assert again[0].status == "skipped"
     assert (tmp_path / "good" / "results.json").stat().st_mtime_ns == before
+
+
+def test_a_finished_run_of_other_settings_is_not_taken_for_the_cell(tmp_path):
+    first = cell()
+    run_cell(first, tmp_path / "a", quiet=True)
+    assert is_done(cell(threads=2, keep=1), RunFolder(tmp_path / "a"))  # these change nothing of what is computed
+    for edited in (cell(lr=0.5), cell(attention="rope"), cell(seed=4)):
+        assert not is_done(edited, RunFolder(tmp_path / "a"))
+    records = tmp_path / "records.jsonl"
+    (state,) = run_sweep([cell(lr=0.5, attention="rope")], tmp_path, view=Recording(records, SweepView()))
+    assert state.status == "failed" and "was started with attention = 'tra', not 'rope'" in state.message
+    assert f"or delete {tmp_path / 'a'}" in state.message and not records.exists()
 
 
 @pytest.mark.slow

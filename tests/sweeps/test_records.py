@@ -54,11 +54,18 @@ def test_other_settings_do_not_count(recorded, tmp_path):
     others = [cell(lr=0.5), cell(steps=7), Cell("a", tiny_config(), "12,24", 7), Cell("a", tiny_config(), "12", 6)]
     for other in others:
         assert restore([other], records, tmp_path) == []
+    # ... where they change what is computed
+    assert restore([cell(threads=2, save_every=3)], records, tmp_path) == ["a"]
     # ... but where a text lies on a machine does
     text = {"task": "recall", "task_options": {"data": ["/one/place"], "length": 64}}
     here, there = (cell("t", **{**text, "task_options": {**text["task_options"], "data": [d]}}) for d in ("/a", "/b"))
-    line = {"name": "t", "settings": json.loads(json.dumps(record_of(here, RunFolder(tmp_path / "t"))["settings"]))}
+    line = {"name": "t", "settings": json.loads(json.dumps(settings_of(here)))}
     assert restore([there], {"t": {**line, "losses": [], "shared": {}, "results": []}}, tmp_path) == ["t"]
+
+
+def test_a_record_has_the_settings_that_the_run_was_made_with(recorded):
+    folder = RunFolder(recorded / "runs" / "a")
+    assert record_of(cell(lr=0.5, attention="rope"), folder) == read_records(recorded / "cells.jsonl")["a"]
 
 
 def test_names_of_texts_and_tokenizers_count():

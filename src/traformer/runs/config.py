@@ -244,6 +244,12 @@ def setting_of(item: dataclasses.Field[Any]) -> Setting:
     return about
 
 
+def is_changeable(name: str) -> bool:
+    """Whether a setting may differ when a run is resumed."""
+    item = RunConfig.__dataclass_fields__.get(name)
+    return item is not None and setting_of(item).changeable
+
+
 def read_yaml(path: str | Path) -> JsonObject:
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))

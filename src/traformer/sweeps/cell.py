@@ -88,15 +88,30 @@ def check_names(cells: Sequence[Cell]) -> None:
                 )
 
 
+def config_to_resume(cell: Cell, folder: RunFolder) -> RunConfig:
+    """The folder's own config with the cell's changeable settings; RunError if it was made with other settings."""
+    try:
+        return folder.read_config().for_resume(cell.config.to_dict(), folder.path)
+    except RunError as error:
+        raise RunError(f"{error}; or delete {folder.path} to let the sweep make it again") from None
+
+
 def is_trained(cell: Cell, folder: RunFolder) -> bool:
     there = checkpoints.all_checkpoints(folder.checkpoints)
     return folder.is_run() and bool(there) and there[-1].step == cell.config.steps
 
 
 def is_done(cell: Cell, folder: RunFolder) -> bool:
-    """Measured at every split and length at the end of its training; the weights need no longer be there."""
+    """Made with the cell's settings, and measured at every split and length at the end of its training.
+
+    The weights need no longer be there.
+    """
     if not folder.is_run():
         return False
+    try:
+        config_to_resume(cell, folder)
+    except TraformerError:
+        return False  # `run_cell` says why
     measured = {
         (one.split, str(one.length))
         for one in folder.results.read()
@@ -119,11 +134,7 @@ def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurem
 
     folder = RunFolder(path)
     if folder.is_run():
-        stored = folder.read_config()
-        try:
-            config = stored.for_resume(cell.config.to_dict(), folder.path)
-        except RunError as error:
-            raise RunError(f"{error}; or delete {folder.path} to let the sweep make it again") from None
+        config = config_to_resume(cell, folder)
         if not is_trained(cell, folder):
             train(config, path, resume=True, quiet=quiet)
     else:

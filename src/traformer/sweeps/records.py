@@ -8,12 +8,13 @@ nothing elsewhere and is left out, the name of a built-in text or of a tokenizer
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from traformer.errors import InputError
-from traformer.runs.config import RunConfig
+from traformer.runs.config import RunConfig, is_changeable
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
 from traformer.storage import write_atomically
@@ -36,6 +37,13 @@ def settings_of(cell: Cell) -> JsonObject:
     return {"config": values, **cell.measured()}
 
 
+def _decisive(settings: JsonObject) -> JsonObject:
+    """Settings as JSON holds them, without those of the config that do not change what is computed."""
+    config = {name: value for name, value in settings["config"].items() if not is_changeable(name)}
+    decisive: JsonObject = json.loads(json.dumps({**settings, "config": config}))
+    return decisive
+
+
 def _is_place(name: str, value: object) -> bool:
     """Whether an option is where text or a tokenizer lies on this machine."""
     each = value if isinstance(value, (list, tuple)) else [value]
@@ -45,7 +53,7 @@ def _is_place(name: str, value: object) -> bool:
 
 
 def record_of(cell: Cell, folder: RunFolder) -> Record:
-    """A finished cell. Fields that all its measurements share are written once."""
+    """A finished cell with the settings that its folder was made with. Fields that all measurements share come once."""
     rows = [one.to_row() for one in folder.results.read()]
     for row in rows:
         row.pop("protocol", None)
@@ -53,7 +61,8 @@ def record_of(cell: Cell, folder: RunFolder) -> Record:
     shared = {name: value for name, value in first.items() if all(row.get(name) == value for row in rows)}
     own = [{name: _short(value) for name, value in row.items() if name not in shared} for row in rows]
     losses = [[row["step"], _short(float(row["loss"]))] for row in folder.read_metrics()]
-    return {"name": cell.name, "settings": settings_of(cell), "losses": losses, "shared": shared, "results": own}
+    made = dataclasses.replace(cell, config=folder.read_config())
+    return {"name": cell.name, "settings": settings_of(made), "losses": losses, "shared": shared, "results": own}
 
 
 def read_records(file: str | Path) -> dict[str, Record]:
@@ -82,7 +91,7 @@ def restore(cells: Sequence[Cell], records: Mapping[str, Record], out: str | Pat
     for cell in cells:
         record = records.get(cell.name)
         folder = RunFolder(Path(out) / cell.name)
-        if record is None or folder.is_run() or record["settings"] != json.loads(json.dumps(settings_of(cell))):
+        if record is None or folder.is_run() or _decisive(record["settings"]) != _decisive(settings_of(cell)):
             continue
         folder.write_config(cell.config, {"restored": "from a record of finished cells; its weights were not kept"})
         lines = [json.dumps({"step": step, "loss": loss}) for step, loss in record["losses"]]
