@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tests.reports.made import measurement
+from tests.training.tiny import tiny_config
+from traformer.errors import RunError
 from traformer.experiments import copy_batch, copy_recipe, copy_wide, recall_in_text, what_works
 from traformer.experiments.protocol import (
     FAILS,
@@ -26,10 +28,14 @@ from traformer.experiments.protocol import (
     together,
 )
 from traformer.experiments.summary import main, write_summary
+from traformer.experiments.text_reach import measured
 from traformer.methods import resolve_method
 from traformer.models.from_run import build_model_config
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
+from traformer.sweeps.cell import Cell, run_cell
+from traformer.sweeps.local import CellState, SweepView
+from traformer.sweeps.records import Recording, read_records, restore
 from traformer.tasks import build_task
 
 PLACE = Place("copy", "test", 12)
@@ -84,11 +90,57 @@ def test_the_grid_is_extended_no_further_than_declared_and_downwards_too(tmp_pat
     assert declared.search(tmp_path, "copy", ARM).rate == 5e-4
 
 
-def test_a_rate_that_fails_is_never_chosen(tmp_path):
+def test_a_rate_whose_loss_diverged_is_never_chosen(tmp_path):
     declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3))
     search(tmp_path, declared, {1e-3: 0.4, 2e-3: 0.1, 4e-3: 0.2})
-    (failed,) = declared.search_cells("copy", ARM, 8e-3)
-    assert declared.search(tmp_path, "copy", ARM, [failed.name]).rate == 2e-3
+    (diverged,) = declared.search_cells("copy", ARM, 8e-3)
+    folder = RunFolder(tmp_path / diverged.name)
+    folder.write_config(diverged.config, {})
+    assert declared.search(tmp_path, "copy", ARM).missing == [diverged]
+    folder.diverged_file.write_text("the loss became nan")
+    found = declared.search(tmp_path, "copy", ARM)
+    assert found.rate == 2e-3 and found.losses[8e-3] == float("inf")
+
+
+def test_no_rate_is_chosen_where_every_loss_diverged(tmp_path):
+    declared = protocol(rates=(1e-3, 2e-3), extensions=0)
+    for cell in [*declared.search_cells("copy", ARM, 1e-3), *declared.search_cells("copy", ARM, 2e-3)]:
+        folder = RunFolder(tmp_path / cell.name)
+        folder.write_config(cell.config, {})
+        folder.diverged_file.write_text("the loss became nan")
+    found = declared.search(tmp_path, "copy", ARM)
+    assert found.rate is None and not found.missing
+
+
+def test_a_cell_that_failed_otherwise_leaves_the_search_undecided(tmp_path):
+    """A lock that was held or a full disk says nothing about a rate; the other arm is searched all the same."""
+    declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3))
+    search(tmp_path, declared, {1e-3: 0.4, 4e-3: 0.2, 8e-3: 0.3})
+    (failed,) = declared.search_cells("copy", ARM, 2e-3)
+    following = declared.next_cells(tmp_path, [failed.name])
+    assert {cell.config.attention for cell in following} == {"rope"}
+    assert not declared.next_cells(tmp_path, [failed.name, *(cell.name for cell in following)])
+
+
+def test_the_losses_of_an_edited_experiment_do_not_count(tmp_path):
+    search(tmp_path, protocol(rates=(1e-3, 2e-3)), {1e-3: 0.4, 2e-3: 0.1})
+    edited = protocol(rates=(1e-3, 2e-3))
+    edited.settings["copy"] = Setting("copy", edited.settings["copy"].config.replace(batch_size=7), "3,12")
+    assert len(edited.search(tmp_path, "copy", ARM).missing) == 2
+
+
+def test_training_that_diverges_says_so_in_its_folder_and_its_record(tmp_path, monkeypatch):
+    from traformer.training import loop
+
+    monkeypatch.setattr(loop, "learning_rate", lambda step, **_: 1e30)
+    cell = Cell("a", tiny_config(), "12", 4)
+    with pytest.raises(RunError, match="stopped before using it"):
+        run_cell(cell, tmp_path / "runs" / "a", quiet=True)
+    folder = RunFolder(tmp_path / "runs" / "a")
+    assert "stopped before using it" in folder.diverged_file.read_text()
+    Recording(tmp_path / "records.jsonl", SweepView()).changed(CellState(cell, folder, 1.0, 0, status="failed"))
+    assert restore([cell], read_records(tmp_path / "records.jsonl"), tmp_path / "elsewhere") == ["a"]
+    assert RunFolder(tmp_path / "elsewhere" / "a").diverged_file.read_text() == folder.diverged_file.read_text()
 
 
 @pytest.mark.parametrize(
@@ -252,6 +304,20 @@ def test_table_and_summary_from_run_folders(tmp_path):
         "| `a` | 51 % (50–52) | 2 |",
         "| chance | 50 % |  |",
     ]
+
+
+def test_only_finished_runs_at_the_chosen_rate_are_in_the_table(tmp_path):
+    declared = protocol(rates=(1e-3, 2e-3, 4e-3, 8e-3), examples=64)
+    search(tmp_path, declared, {1e-3: 0.4, 2e-3: 0.1, 4e-3: 0.2, 8e-3: 0.3})
+    (half, _), (_, other) = (declared.table_cells("copy", ARM, rate) for rate in (2e-3, 4e-3))
+    for cell, step in ((half, 100), (other, 200)):  # measured on its way; at a rate that another search has chosen
+        folder = RunFolder(tmp_path / cell.name)
+        folder.write_config(cell.config, {})
+        folder.results.write([measurement(cell.config, 12, 0.5, split="test", step=step)])
+    assert declared.table(tmp_path) == {} and not list(measured(declared, tmp_path))
+    RunFolder(tmp_path / half.name).results.put([measurement(half.config, 12, 0.5, split="test")])
+    assert declared.table(tmp_path) == {("a", PLACE): Counts((32,), (64,))}
+    assert [(seed, one.step) for _, _, seed, one in measured(declared, tmp_path)] == [(10, 200)]
 
 
 def test_summary_as_a_program(tmp_path, capsys):

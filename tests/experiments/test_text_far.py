@@ -38,6 +38,8 @@ def test_gain_is_the_loss_in_sliding_windows_less_that_in_long_ones(monkeypatch,
         loss(2.5, 10, distance=512, to=1023, **sliding), loss(1.1, 30, distance=1024, to=2047, **sliding),  # 1.45
         loss(4.0, 10, place=1, to=1), loss(2.0, 90, place=2, to=3),  # 2.2 over all tokens
         loss(2.1, 100, place=256, to=511, **sliding),
+        loss(9.0, 100, place=1, to=511, length=512),
+        loss(9.0, 9, place=1, to=1, split="validation stride 8", length=512),
     ]  # fmt: skip
     monkeypatch.setattr(text_far, "measured", lambda protocol, out: ((SHORT, NEAR_FAR, 80, one) for one in rows))
     found = {distances: by_seed for (_, distances), by_seed in gains(tmp_path).items()}

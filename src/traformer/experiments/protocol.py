@@ -16,8 +16,9 @@ from what its sequences leave open; the spread of these means is widened as Stud
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from traformer.experiments.intervals import widened
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
-from traformer.sweeps.cell import Cell, is_done
+from traformer.sweeps.cell import Cell, is_done, is_made_for
 from traformer.types import JsonObject
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "not decided"
@@ -324,15 +325,18 @@ class Protocol:
     def next_cells(self, out: str | Path, failed: Sequence[str] = ()) -> list[Cell]:
         """What can run now, given what `out` holds: the cells of the first wave that is not complete.
 
-        `failed`: names of cells that this sweep has tried in vain. A rate that fails counts as one with infinite loss.
+        `failed`: names of cells that this sweep has tried in vain. A rate whose loss diverged counts as one with
+        infinite loss; one that failed otherwise says nothing, so that the arm's table does not start.
         """
         out = Path(out)
         for setting, wave in self.waves:
             found: list[Cell] = []
             for arm in wave:
-                search = self.search(out, setting, arm, failed)
+                search = self.search(out, setting, arm)
                 found += search.missing if search.rate is None else self.table_cells(setting, arm, search.rate)
-            waiting = [cell for cell in found if cell.name not in failed and not _is_done(cell, out)]
+            waiting = [
+                cell for cell in found if cell.name not in failed and not is_done(cell, RunFolder(out / cell.name))
+            ]
             if waiting:
                 return waiting
         return []
@@ -359,7 +363,7 @@ class Protocol:
             attention=arm.attention, attention_options=arm.options, lr=rate, seed=seed
         )
 
-    def search(self, out: Path, setting: str, arm: Arm, failed: Sequence[str] = ()) -> Search:
+    def search(self, out: Path, setting: str, arm: Arm) -> Search:
         """How far the search for an arm's rate has come; at its end at once where the setting gives a rate."""
         if self.settings[setting].rate is not None:
             return Search(self.settings[setting].rate, {}, [])
@@ -370,7 +374,7 @@ class Protocol:
             missing: list[Cell] = []
             for rate in grid:
                 cells = self.search_cells(setting, arm, rate)
-                runs = [_final_loss(cell, out, failed) for cell in cells]
+                runs = [_final_loss(cell, out) for cell in cells]
                 finished = [loss for loss in runs if loss is not None]
                 if len(finished) == len(runs):
                     losses[rate] = sum(finished) / len(finished)
@@ -384,22 +388,36 @@ class Protocol:
             elif best == max(grid) and above / max(self.rates) <= limit:
                 grid.append(above)
             else:
-                return Search(best, losses, [])
+                return Search(best if isfinite(losses[best]) else None, losses, [])
 
     def _best(self, losses: dict[float, float]) -> float:
         """The rate with the lowest loss, or the middle one of those that solve the task, the lower of two."""
         solving = sorted(rate for rate, loss in losses.items() if loss <= self.solved)
         return solving[(len(solving) - 1) // 2] if solving else min(losses, key=lambda rate: losses[rate])
 
-    def rows(self, out: Path, setting: str, arm: Arm, seed: int) -> list[Measurement]:
-        """What was measured of one cell of the table, in the setting's metric."""
-        folder = RunFolder(out / f"{setting}-{arm.name}-seed{seed}")
-        return [
-            one
-            for one in (folder.results.read() if folder.is_run() else [])
-            if (one.study, one.metric, one.examples) == ("eval", self.settings[setting].metric, self.examples)
-            and not one.is_of_group
-        ]
+    def measured(self, out: str | Path) -> Iterator[tuple[str, Arm, int, Measurement]]:
+        """(setting, arm, seed, measurement) of everything measured at the table's seeds, after the last step.
+
+        A run at another rate than the one that the search has chosen is passed over.
+        """
+        out = Path(out)
+        for setting, wave in self.waves:
+            steps = self.settings[setting].config.steps
+            for arm in wave:
+                rate = self.search(out, setting, arm).rate
+                for seed in self.seeds:
+                    folder = RunFolder(out / f"{setting}-{arm.name}-seed{seed}")
+                    if not folder.is_run() or rate not in (None, folder.read_config().lr):
+                        continue
+                    for one in folder.results.read():
+                        if (one.study, one.examples, one.step) == ("eval", self.examples, steps):
+                            yield setting, arm, seed, one
+
+    def rows(self, out: str | Path) -> Iterator[tuple[str, Arm, int, Measurement]]:
+        """What `measured` gives in the settings' metrics."""
+        for setting, arm, seed, one in self.measured(out):
+            if one.metric == self.settings[setting].metric and not one.is_of_group:
+                yield setting, arm, seed, one
 
     def right(self, row: Measurement) -> float:
         """How many of a measurement's sequences were right; records keep seven digits of the share."""
@@ -408,12 +426,9 @@ class Protocol:
     def table(self, out: str | Path) -> Table:
         """Everything measured so far at the table's seeds."""
         found: dict[tuple[str, Place], list[tuple[float, float | None]]] = {}
-        for setting, wave in self.waves:
-            for arm in wave:
-                for seed in self.seeds:
-                    for row in self.rows(Path(out), setting, arm, seed):
-                        place = Place(setting, row.split, int(row.length))
-                        found.setdefault((arm.name, place), []).append((self.right(row), row.chance))
+        for setting, arm, _, row in self.rows(out):
+            place = Place(setting, row.split, int(row.length))
+            found.setdefault((arm.name, place), []).append((self.right(row), row.chance))
         return {
             key: Counts(tuple(right for right, _ in cells), (self.examples,) * len(cells), cells[0][1])
             for key, cells in found.items()
@@ -424,18 +439,13 @@ class Protocol:
         return [hypothesis.judge(table, len(self.seeds)) for hypothesis in self.hypotheses]
 
 
-def _is_done(cell: Cell, out: Path) -> bool:
-    folder = RunFolder(out / cell.name)
-    return folder.is_run() and is_done(cell, folder)
-
-
-def _final_loss(cell: Cell, out: Path, failed: Sequence[str]) -> float | None:
+def _final_loss(cell: Cell, out: Path) -> float | None:
     """Mean training loss over the last SEARCH_STEPS steps of a finished run; None if it is not finished."""
-    if cell.name in failed:
-        return float("inf")
     folder = RunFolder(out / cell.name)
-    rows = folder.read_metrics() if folder.is_run() else []
-    if not rows or rows[-1]["step"] < cell.config.steps:
+    if not is_made_for(cell, folder):
         return None
+    rows = folder.read_metrics()
+    if not rows or rows[-1]["step"] < cell.config.steps:
+        return float("inf") if folder.diverged_file.exists() else None
     last = [row["loss"] for row in rows if row["step"] > cell.config.steps - SEARCH_STEPS]
     return sum(last) / len(last)

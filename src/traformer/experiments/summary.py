@@ -29,13 +29,10 @@ def write_summary(protocol: Protocol, out: str | Path, folder: str | Path) -> No
     out, folder = Path(out), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     counts = [("setting", "arm", "split", "length", "seed", "right", "examples", "chance")]
-    for setting, wave in protocol.waves:
-        for arm in wave:
-            for seed in protocol.seeds:
-                for row in protocol.rows(out, setting, arm, seed):
-                    chance = "" if row.chance is None else f"{row.chance:.6g}"
-                    counts.append((setting, arm.name, row.split, str(row.length), str(seed), f"{protocol.right(row):g}",
-                                   str(protocol.examples), chance))  # fmt: skip
+    for setting, arm, seed, row in protocol.rows(out):
+        chance = "" if row.chance is None else f"{row.chance:.6g}"
+        counts.append((setting, arm.name, row.split, str(row.length), str(seed), f"{protocol.right(row):g}",
+                       str(protocol.examples), chance))  # fmt: skip
     verdicts = protocol.verdicts(out)
     write_atomically(folder / "cells.csv", csv_text(counts))
     write_atomically(folder / "table.md", markdown_table(protocol, protocol.table(out)))

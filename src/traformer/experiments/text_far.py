@@ -154,8 +154,9 @@ def _bins(out: Path) -> Iterator[tuple[Key, int, bool, Range, float, int]]:
     for setting, arm, seed, one in measured(PROTOCOL, out):
         if one.value is None or one.metric not in ("loss_by_recurrence", "loss_by_place"):
             continue
-        far = (one.split, int(one.length)) == ("validation", LONGEST)
-        if not far and int(one.length) != WINDOWS[setting]:
+        reading = one.split, one.size
+        far = reading == ("validation", LONGEST)
+        if not far and reading != (f"validation stride {PROTOCOL.settings[setting].stride}", WINDOWS[setting]):
             continue
         key, distances = (setting, arm.name), ALL
         if one.metric == "loss_by_recurrence":

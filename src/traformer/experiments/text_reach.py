@@ -52,7 +52,6 @@ from traformer.experiments.protocol import (
 from traformer.experiments.recall_in_text import FAR, FOT_NEAR_FAR, NOTHING_REMOVED
 from traformer.experiments.recall_in_text import MAIN as NEAR_FAR
 from traformer.experiments.summary import csv_text, write_picture, write_rates, write_verdicts
-from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
 from traformer.storage import write_atomically
 from traformer.types import JsonObject
@@ -167,13 +166,7 @@ def difference(first: dict[int, float], second: dict[int, float], paired: bool) 
 
 def measured(protocol: Protocol, out: Path) -> Iterator[tuple[str, Arm, int, Measurement]]:
     """(setting, arm, seed, measurement) of everything measured at the table's seeds."""
-    for setting, wave in protocol.waves:
-        for arm in wave:
-            for seed in protocol.seeds:
-                folder = RunFolder(out / f"{setting}-{arm.name}-seed{seed}")
-                for one in folder.results.read() if folder.is_run() else []:
-                    if (one.study, one.examples) == ("eval", protocol.examples):
-                        yield setting, arm, seed, one
+    return protocol.measured(out)
 
 
 def losses(out: Path) -> Losses:

@@ -28,6 +28,7 @@ class RunFolder:
         self.path = Path(path)
         self.config_file = self.path / "config.yaml"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.diverged_file = self.path / "diverged.txt"  # why training cannot finish: its loss left the finite numbers
         self.checkpoints = self.path / "checkpoints"
 
     @classmethod

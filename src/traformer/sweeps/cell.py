@@ -21,9 +21,11 @@ from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig, flag_of
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement, reading_name
+from traformer.storage import write_atomically
 from traformer.tasks import build_task
 from traformer.types import JsonObject
 
+DIVERGED = "so the run stopped before using it"  # what training says of a loss or gradient that is not finite
 RESERVED = ("cells", "logs")  # folders of the sweep itself
 
 
@@ -101,17 +103,24 @@ def is_trained(cell: Cell, folder: RunFolder) -> bool:
     return folder.is_run() and bool(there) and there[-1].step == cell.config.steps
 
 
-def is_done(cell: Cell, folder: RunFolder) -> bool:
-    """Made with the cell's settings, and measured at every split and length at the end of its training.
-
-    The weights need no longer be there.
-    """
+def is_made_for(cell: Cell, folder: RunFolder) -> bool:
+    """A run with the cell's settings, finished or not."""
     if not folder.is_run():
         return False
     try:
         config_to_resume(cell, folder)
     except TraformerError:
         return False  # `run_cell` says why
+    return True
+
+
+def is_done(cell: Cell, folder: RunFolder) -> bool:
+    """Made with the cell's settings, and measured at every split and length at the end of its training.
+
+    The weights need no longer be there.
+    """
+    if not is_made_for(cell, folder):
+        return False
     measured = {
         (one.split, str(one.length))
         for one in folder.results.read()
@@ -133,12 +142,15 @@ def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurem
     from traformer.training.loop import train
 
     folder = RunFolder(path)
-    if folder.is_run():
-        config = config_to_resume(cell, folder)
-        if not is_trained(cell, folder):
-            train(config, path, resume=True, quiet=quiet)
-    else:
-        train(cell.config, path, quiet=quiet)
+    resume = folder.is_run()
+    config = config_to_resume(cell, folder) if resume else cell.config
+    if not resume or not is_trained(cell, folder):
+        try:
+            train(config, path, resume=resume, quiet=quiet)
+        except RunError as error:
+            if DIVERGED in str(error):
+                write_atomically(folder.diverged_file, f"{error}\n")
+            raise
     set_threads(cell.config.threads)
     device, frame = cell.config.device, cell.frame
     found = evaluate_run(path, cell.lengths, cell.examples, device=device, frame=frame)

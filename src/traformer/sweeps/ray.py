@@ -20,7 +20,7 @@ from traformer.sweeps.cell import Cell, run_cell
 from traformer.sweeps.local import KILLED_RETRIES, CellState, SweepView, plan, stopped
 from traformer.types import JsonObject
 
-SMALL_FILES = ("config.yaml", "metrics.jsonl", "results.json")
+SMALL_FILES = ("config.yaml", "metrics.jsonl", "results.json", "diverged.txt")
 
 
 def run_ray_sweep(

@@ -1,6 +1,7 @@
 """Finished cells as lines of one small file, so that a sweep can be continued elsewhere from what a project has kept.
 
-A record holds a cell's settings, its training losses and everything measured of it, but no weights. `restore` lays such
+A record holds a cell's settings, its training losses and everything measured of it, but no weights. That a cell's loss
+diverged is recorded, too. `restore` lays such
 cells out as run folders, which the sweep then skips and the report reads; `Recording` adds each cell as it is done.
 A record counts only if its settings are those of the cell, apart from where text is found on a machine: a path says
 nothing elsewhere and is left out, the name of a built-in text or of a tokenizer is not.
@@ -53,7 +54,10 @@ def _is_place(name: str, value: object) -> bool:
 
 
 def record_of(cell: Cell, folder: RunFolder) -> Record:
-    """A finished cell with the settings that its folder was made with. Fields that all measurements share come once."""
+    """A finished or diverged cell, with the settings that its folder was made with.
+
+    Fields that all measurements share are written once.
+    """
     rows = [one.to_row() for one in folder.results.read()]
     for row in rows:
         row.pop("protocol", None)
@@ -62,7 +66,10 @@ def record_of(cell: Cell, folder: RunFolder) -> Record:
     own = [{name: _short(value) for name, value in row.items() if name not in shared} for row in rows]
     losses = [[row["step"], _short(float(row["loss"]))] for row in folder.read_metrics()]
     made = dataclasses.replace(cell, config=folder.read_config())
-    return {"name": cell.name, "settings": settings_of(made), "losses": losses, "shared": shared, "results": own}
+    record = {"name": cell.name, "settings": settings_of(made), "losses": losses, "shared": shared, "results": own}
+    if folder.diverged_file.exists():
+        record["diverged"] = folder.diverged_file.read_text(encoding="utf-8")
+    return record
 
 
 def read_records(file: str | Path) -> dict[str, Record]:
@@ -97,12 +104,14 @@ def restore(cells: Sequence[Cell], records: Mapping[str, Record], out: str | Pat
         lines = [json.dumps({"step": step, "loss": loss}) for step, loss in record["losses"]]
         write_atomically(folder.metrics_file, "".join(line + "\n" for line in lines))
         folder.results.write(Measurement.from_row({**record["shared"], **row}) for row in record["results"])
+        if "diverged" in record:
+            write_atomically(folder.diverged_file, record["diverged"])
         restored.append(cell.name)
     return restored
 
 
 class Recording(SweepView):
-    """Passes on what happens to `view`, and adds every cell that is done to the file."""
+    """Passes on what happens to `view`, and adds every cell that is done, or whose loss diverged, to the file."""
 
     def __init__(self, file: str | Path, view: SweepView) -> None:
         self.file, self.view = Path(file), view
@@ -110,7 +119,8 @@ class Recording(SweepView):
 
     def changed(self, state: CellState) -> None:
         self.view.changed(state)
-        if state.status in ("done", "skipped") and is_done(state.cell, state.folder):
+        is_finished = state.status in ("done", "skipped") and is_done(state.cell, state.folder)
+        if is_finished or (state.status == "failed" and state.folder.diverged_file.exists()):
             self.add(record_of(state.cell, state.folder))
 
     def tick(self, states: Sequence[CellState]) -> None:
