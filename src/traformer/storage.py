@@ -11,8 +11,9 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from traformer.errors import RunError
 
@@ -28,17 +29,27 @@ _FULL = {
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file beside `path`, sync it, and rename it over `path`."""
-    aside = path.with_name(path.name + ".writing")
-    try:
-        with open(aside, "w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
-        os.replace(aside, path)
+    """Write a file beside `path`, under a name that no other process has, sync it, and rename it over `path`."""
+    aside = path.with_name(f"{path.name}.{uuid4().hex[:8]}.writing")
+    with _refusals_as_sentences(path):
+        try:
+            with open(aside, "w", encoding="utf-8") as handle:
+                handle.write(text)
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink()
+            raise
         sync_folder(path.parent)
+
+
+@contextmanager
+def _refusals_as_sentences(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        aside.unlink(missing_ok=True)
         reason = full_reason(error) or (error.strerror if error.errno in _REFUSED else None)
         if reason is None:
             raise
@@ -183,7 +194,9 @@ def lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None
     """
     import fcntl
 
-    with open(path, "a+") as handle:
+    with _refusals_as_sentences(path):
+        handle = open(path, "a+")  # noqa: SIM115
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -192,7 +205,14 @@ def lock(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None
                 raise Locked(handle.read().strip() or "another process") from None
             on_wait()
             fcntl.flock(handle, fcntl.LOCK_EX)
-        handle.truncate(0)
-        handle.write(f"process {os.getpid()} on {platform.node()}")
-        handle.flush()
+        with suppress(OSError):  # on a full disk the lock is held all the same
+            os.ftruncate(handle.fileno(), 0)
+            os.write(handle.fileno(), f"process {os.getpid()} on {platform.node()}".encode())
+        yield
+
+
+@contextmanager
+def changing(path: Path) -> Iterator[None]:
+    """Have a file to oneself while it is read and written again; others that ask for it wait."""
+    with lock(path.with_name(f".{path.name}.lock"), on_wait=lambda: None):
         yield

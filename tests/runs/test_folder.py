@@ -28,6 +28,7 @@ def test_free_folders(tmp_path):
     assert RunFolder(tmp_path / "absent").is_free()
     assert RunFolder(tmp_path).is_free()
     (tmp_path / ".lock").write_text("process 1")  # what a start killed at once leaves
+    (tmp_path / "config.yaml.1a2b3c4d.writing").write_text("task: fl")
     assert RunFolder(tmp_path).is_free()
     (tmp_path / "thesis.tex").write_text("precious")
     assert not RunFolder(tmp_path).is_free()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 
@@ -180,3 +181,19 @@ def test_the_registry_is_whole():
     assert exact.value_and_interval(0.984, 0.945, 0.996) == "98.4 % (94.5–99.6)"
     assert error.value_and_interval(0.0, 0.0, 3e-5) == "0.00e+00 (< 3.0e-05)"
     assert exact.value_and_interval(None) == "" and exact.direction == "higher is better"
+
+
+def _put_many(folder, split):
+    for length in range(1, 41):
+        ResultStore(folder).put([measured(split=split, length=length)])
+
+
+def test_two_processes_put_at_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_put_many, args=(tmp_path, split)) for split in ("a", "b")]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert len(ResultStore(tmp_path).read()) == 80 and not list(tmp_path.glob("*.writing"))

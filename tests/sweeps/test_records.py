@@ -12,6 +12,7 @@ from traformer.commands.sweep import restore_all
 from traformer.errors import InputError
 from traformer.experiments import copy_wide
 from traformer.runs.folder import RunFolder
+from traformer.runs.measurements import ResultStore
 from traformer.sweeps.cell import Cell, is_done, is_trained
 from traformer.sweeps.local import SweepView, plan, run_sweep
 from traformer.sweeps.records import Recording, read_records, record_of, restore, settings_of
@@ -86,10 +87,51 @@ def test_a_folder_that_is_there_is_left_alone(recorded, tmp_path):
 
 def test_a_damaged_file_is_one_sentence(tmp_path):
     assert read_records(tmp_path / "none.jsonl") == {}
-    for content in ("{", "[]", '{"name": "a"}'):
+    good = {"name": "a", "settings": {"config": {}}, "losses": [[1, 0.5]], "shared": {}, "results": []}
+    (tmp_path / "good.jsonl").write_text(json.dumps(good) + "\n")
+    assert read_records(tmp_path / "good.jsonl") == {"a": good}
+    changes = [
+        {"losses": [[1]]}, {"losses": [1]}, {"losses": [["1", "2"]]}, {"name": ["a"]}, {"settings": {}}, {"shared": 1},
+        {"results": [3]}, {"results": [{"metric": "loss"}]}, {"diverged": 1},
+    ]  # fmt: skip
+    for content in ("{", "[]", '{"name": "a"}', "[" * 10_000, *(json.dumps({**good, **change}) for change in changes)):
         (tmp_path / "bad.jsonl").write_text(content + "\n")
         with pytest.raises(InputError, match=r"line 1 of .* is no record of a finished cell"):
             read_records(tmp_path / "bad.jsonl")
+
+
+def test_a_cell_whose_restoring_was_stopped_is_restored_again(recorded, tmp_path, monkeypatch):
+    records = read_records(recorded / "cells.jsonl")
+
+    def stops(*arguments):
+        raise KeyboardInterrupt
+
+    for name in ("write", "write_config"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(RunFolder if name == "write_config" else ResultStore, name, stops)
+            restore([cell()], records, tmp_path)
+        assert not RunFolder(tmp_path / "a").is_run()
+    assert restore([cell()], records, tmp_path) == ["a"] and is_done(cell(), RunFolder(tmp_path / "a"))
+
+
+def test_two_sweeps_add_to_one_file(recorded, tmp_path):
+    record = next(iter(read_records(recorded / "cells.jsonl").values()))
+    first, second = (Recording(tmp_path / "cells.jsonl", SweepView()) for _ in range(2))
+    first.add({**record, "name": "a1"})
+    second.add({**record, "name": "b1"})
+    first.add({**record, "name": "a2"})
+    assert set(read_records(tmp_path / "cells.jsonl")) == {"a1", "a2", "b1"}
+
+
+def test_records_that_cannot_be_written_are_refused_before_the_first_cell(tmp_path, capsys):
+    experiment = tmp_path / "one.py"
+    experiment.write_text("from tests.sweeps.test_records import cell\ndef cells():\n    return [cell()]\n")
+    (tmp_path / "file").write_text("")
+    for records in (tmp_path, tmp_path / "file" / "records.jsonl"):
+        for more in ([], ["--show"]):
+            command = ["sweep", str(experiment), "--out", str(tmp_path / "runs"), "--records", str(records), *more]
+            assert main(command) == 2
+            assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "runs").exists()
 
 
 def test_the_command_takes_and_adds_records(recorded, tmp_path, capsys):

@@ -71,7 +71,8 @@ class RunFolder:
     def is_free(self) -> bool:
         """Nothing there, or only what a start that was killed at once leaves behind."""
         return not self.path.exists() or (
-            self.path.is_dir() and all(entry.name in (".lock", "config.yaml.writing") for entry in self.path.iterdir())
+            self.path.is_dir()
+            and all(entry.name == ".lock" or entry.match("config.yaml*.writing") for entry in self.path.iterdir())
         )
 
     def clear(self) -> None:

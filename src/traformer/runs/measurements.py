@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from traformer.errors import RunError
-from traformer.storage import write_atomically
+from traformer.storage import changing, write_atomically
 from traformer.types import JsonObject, Options
 
 RESULTS_FILE = "results.json"
@@ -208,7 +208,8 @@ class ResultStore:
     def put(self, measured: Sequence[Measurement]) -> None:
         """Add measurements, replacing those in the same slots. What other processes wrote in the meantime is kept."""
         taken = {slot(one) for one in measured}
-        self.write([*(one for one in self.read() if slot(one) not in taken), *measured])
+        with changing(self.file):
+            self.write([*(one for one in self.read() if slot(one) not in taken), *measured])
 
     def write(self, measurements: Iterable[Measurement]) -> None:
         write_rows(self.file, [one.to_row() for one in measurements])

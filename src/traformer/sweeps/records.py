@@ -18,14 +18,14 @@ from traformer.errors import InputError
 from traformer.runs.config import RunConfig, is_changeable
 from traformer.runs.folder import RunFolder
 from traformer.runs.measurements import Measurement
-from traformer.storage import write_atomically
+from traformer.storage import changing, check_file, make_folder, write_atomically
 from traformer.sweeps.cell import Cell, is_done
 from traformer.sweeps.local import CellState, SweepView
 from traformer.types import JsonObject
 
 Record = JsonObject  # a line of the file, as JSON
 PLACES = ("data", "tokenizer")  # task options that may be paths of one machine
-FIELDS = frozenset({"name", "settings", "losses", "shared", "results"})
+FIELDS = {"name": str, "settings": dict, "losses": list, "shared": dict, "results": list}
 DIGITS = 7  # of a number in a record
 
 
@@ -75,21 +75,43 @@ def record_of(cell: Cell, folder: RunFolder) -> Record:
 def read_records(file: str | Path) -> dict[str, Record]:
     """By the cells' names; none if there is no file."""
     file = Path(file)
-    if not file.exists():
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}; give another --records") from None
     found: dict[str, Record] = {}
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-            if not isinstance(record, dict) or not record.keys() >= FIELDS:
+            if not _is_record(record):
                 raise ValueError
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(
                 f"line {number} of {file} is no record of a finished cell; give another --records, or delete the line"
             ) from None
         found[record["name"]] = record
     return found
+
+
+def _is_record(found: object) -> bool:
+    """Whether JSON has the form of a record; a ValueError where a measurement has not."""
+    if not isinstance(found, dict) or not all(isinstance(found.get(name), kind) for name, kind in FIELDS.items()):
+        return False
+    for row in found["results"]:
+        if not isinstance(row, dict):
+            return False
+        Measurement.from_row({**found["shared"], **row})
+    losses_are_pairs = all(
+        isinstance(pair, list) and [type(one) in (int, float) for one in pair] == [True, True]
+        for pair in found["losses"]
+    )
+    return (
+        losses_are_pairs
+        and isinstance(found["settings"].get("config"), dict)
+        and isinstance(found.get("diverged", ""), str)
+    )
 
 
 def restore(cells: Sequence[Cell], records: Mapping[str, Record], out: str | Path) -> list[str]:
@@ -100,12 +122,14 @@ def restore(cells: Sequence[Cell], records: Mapping[str, Record], out: str | Pat
         folder = RunFolder(Path(out) / cell.name)
         if record is None or folder.is_run() or _decisive(record["settings"]) != _decisive(settings_of(cell)):
             continue
-        folder.write_config(cell.config, {"restored": "from a record of finished cells; its weights were not kept"})
+        make_folder(folder.path)
         lines = [json.dumps({"step": step, "loss": loss}) for step, loss in record["losses"]]
         write_atomically(folder.metrics_file, "".join(line + "\n" for line in lines))
         folder.results.write(Measurement.from_row({**record["shared"], **row}) for row in record["results"])
         if "diverged" in record:
             write_atomically(folder.diverged_file, record["diverged"])
+        # Last, since it makes a run of the folder: one that is restored in part is restored again.
+        folder.write_config(cell.config, {"restored": "from a record of finished cells; its weights were not kept"})
         restored.append(cell.name)
     return restored
 
@@ -115,6 +139,8 @@ class Recording(SweepView):
 
     def __init__(self, file: str | Path, view: SweepView) -> None:
         self.file, self.view = Path(file), view
+        make_folder(self.file.parent, "give another --records")
+        check_file(self.file)
         self.records = dict(read_records(self.file))
 
     def changed(self, state: CellState) -> None:
@@ -129,10 +155,10 @@ class Recording(SweepView):
     def add(self, record: Record) -> None:
         if self.records.get(record["name"]) == json.loads(json.dumps(record)):
             return
-        self.records[record["name"]] = record
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(self.records[name], separators=(",", ":")) for name in sorted(self.records)]
-        write_atomically(self.file, "".join(line + "\n" for line in lines))
+        with changing(self.file):
+            self.records = {**read_records(self.file), record["name"]: record}  # other sweeps add theirs, too
+            lines = [json.dumps(self.records[name], separators=(",", ":")) for name in sorted(self.records)]
+            write_atomically(self.file, "".join(line + "\n" for line in lines))
 
 
 def _short(value: object) -> object:
