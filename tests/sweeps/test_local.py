@@ -1,23 +1,28 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from tests.reports.made import make_run
 from tests.training.test_loop import assert_same_run
 from tests.training.tiny import tiny_config
 from traformer.cli import main
 from traformer.errors import InputError
 from traformer.experiments import demo
 from traformer.runs.folder import RunFolder
-from traformer.sweeps.cell import Cell, is_done, run_cell
+from traformer.sweeps import local
+from traformer.sweeps.cell import Cell, is_done, is_trained, run_cell
 from traformer.sweeps.find import experiment_cells, find_experiment
 from traformer.sweeps.local import SweepView, plan, run_sweep
-from traformer.sweeps.overview import duration, time_left
+from traformer.sweeps.overview import Overview, duration, time_left
 from traformer.sweeps.records import Recording
 from traformer.training.loop import train
 
@@ -74,6 +79,42 @@ def test_a_finished_run_of_other_settings_is_not_taken_for_the_cell(tmp_path):
     (state,) = run_sweep([cell(lr=0.5, attention="rope")], tmp_path, view=Recording(records, SweepView()))
     assert state.status == "failed" and "was started with attention = 'tra', not 'rope'" in state.message
     assert f"or delete {tmp_path / 'a'}" in state.message and not records.exists()
+
+
+def test_a_cell_that_ends_well_without_its_measurements_has_failed(tmp_path, monkeypatch):
+    """Else a sweep that asks for what is left would run it again and again."""
+    monkeypatch.setattr(local, "PROGRAM", "tests.sweeps.does_nothing")
+    (state,) = run_sweep([cell("deep/a")], tmp_path)
+    assert state.status == "failed" and "nothing was measured at iid 12, " in state.message
+    assert (tmp_path / "logs" / "deep" / "a.log").read_text() == "nothing is done\n"
+
+
+def test_a_cell_whose_process_is_killed_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "PROGRAM", "tests.sweeps.kills_itself")
+    monkeypatch.setattr(local, "KILLED_RETRIES", 1)
+    (state,) = run_sweep([cell()], tmp_path)
+    assert (state.status, state.message, state.attempts) == ("failed", "its process was killed (signal 9)", 2)
+
+
+def test_a_run_is_trained_if_its_newest_whole_checkpoint_is_the_last(tmp_path):
+    one, folder = cell(), RunFolder(tmp_path / "a")
+    train(one.config, folder.path, quiet=True)
+    assert is_trained(one, folder)
+    (folder.checkpoints / "step-12" / "model.safetensors").write_bytes(b"damaged")
+    assert not is_trained(one, folder)
+    run_cell(one, folder.path, quiet=True)
+    assert is_trained(one, folder) and is_done(one, folder)
+
+
+def test_lengths_that_a_text_does_not_reach_are_not_waited_for(tmp_path):
+    (tmp_path / "text").mkdir()
+    for name in ("train", "valid"):
+        (tmp_path / "text" / f"{name}.txt").write_text("one two three four five six seven\n" * 40)
+    options = {"data": [str(tmp_path / "text")], "tokenizer": "bytes", "length": 64}
+    one = cell(task="text", task_options=options)
+    one = dataclasses.replace(one, lengths=None)
+    lengths = {row.size for row in run_cell(one, tmp_path / "a", quiet=True)}
+    assert 64 in lengths and 2048 not in lengths and is_done(one, RunFolder(tmp_path / "a"))
 
 
 @pytest.mark.slow
@@ -206,6 +247,51 @@ def test_names_that_are_no_folders_of_their_own(names, words, flags, tmp_path, c
     assert main(["sweep", str(tmp_path / "mine.py"), "--out", str(tmp_path / "out" / "deep"), *flags]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def next_cells(out, failed): return 1 / 0\n", "failed in line 3: ZeroDivisionError"),
+        ("def next_cells(out, failed): return 3\n", "next_cells() of experiment mine must return a list of Cell"),
+        (
+            "def next_cells(out, failed): return []\ndef verdicts(out): raise KeyError('seed')\n",
+            "failed in line 4: KeyErr",
+        ),
+    ],
+)
+def test_errors_in_what_follows_the_cells_are_sentences(text, words, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("from tests.sweeps.test_local import cell\ndef cells(): return [cell()]\n" + text)
+    make_run(tmp_path / "out" / "a", [1.0, 0.5])
+    assert main(["sweep", str(tmp_path / "mine.py"), "--out", str(tmp_path / "out")]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown and shown.count("\n") == 1
+    if "verdicts" in text:
+        assert main(["report", str(tmp_path / "out"), "--experiment", str(tmp_path / "mine.py")]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_sweep_in_waves_that_was_done_before_reports(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from tests.sweeps.test_local import cell\n"
+        "def cells(): return [cell()]\ndef next_cells(out, failed): return []\n"
+    )
+    make_run(tmp_path / "out" / "a", [1.0, 0.5])
+    assert main(["sweep", str(tmp_path / "mine.py"), "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr().out
+    assert "exact match" in shown and "the page is" in shown and "0 cells in" in shown
+
+
+def test_the_overview_shows_brackets_as_they_are_and_says_what_it_counts(tmp_path):
+    states = plan([cell("[/a]"), cell("b")], tmp_path)
+    states[0].status, states[0].message = "failed", "the text [/home/me/text] has gone"
+    screen = StringIO()
+    with Overview(Console(file=screen, force_terminal=True, width=120), waves=True) as overview:
+        overview.changed(states[0])
+        overview.tick(states)
+    assert "[/a]" in screen.getvalue() and "[/home/me/text]" in screen.getvalue()
+    assert overview.summary(states).startswith("0 of 2 cells of this wave done, 1 failed")
+    assert Overview().summary(states).startswith("0 of 2 cells done")
 
 
 def test_time_left_counts_what_was_done_now(tmp_path):

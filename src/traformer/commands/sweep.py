@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -13,10 +12,8 @@ from traformer.errors import InputError
 
 if TYPE_CHECKING:
     from traformer.sweeps.cell import Cell
+    from traformer.sweeps.find import NextCells
     from traformer.sweeps.local import CellState
-
-    # (out, names of failed cells) -> the cells that can run now
-    NextCells = Callable[[Path, list[str]], list[Cell]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +40,7 @@ def add_records(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    from traformer.sweeps.find import experiment_cells, find_experiment
+    from traformer.sweeps.find import experiment_cells, find_experiment, next_cells_of
 
     module = find_experiment(args.experiment)
     out = args.out or f"runs/{Path(args.experiment).stem}"
@@ -61,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
         raise InputError(
             "--jobs is for this machine's processes; on Ray the cluster's resources decide, so leave it out"
         )
-    title, more = getattr(module, "TITLE", None), getattr(module, "next_cells", None)
+    title, more = getattr(module, "TITLE", None), next_cells_of(module)
     if args.show and (args.jobs or args.ray):
         raise InputError("--show runs nothing, so leave out --jobs and --ray")
     if args.show:
@@ -125,14 +122,14 @@ def run_and_report(
     states: list[CellState] = []
     failing: list[str] = []
     while cells := next_cells(Path(out), failing) if next_cells else cells:
-        states += run_cells(cells, out, jobs, ray, records)
+        states += run_cells(cells, out, jobs, ray, records, waves=next_cells is not None)
         failing = [state.cell.name for state in states if state.status == "failed"]
         if not next_cells:
             break
     failed = [state for state in states if state.status == "failed"]
     for state in failed:
         print(f"failed: {state.cell.name}: {state.message}")
-    if len(failed) < len(states):
+    if not states or len(failed) < len(states):  # no cell is left where every wave was done before
         report(out, title, experiment)
         print(f"{len(states) - len(failed)} cells in {duration(time.monotonic() - started)}")
     return 1 if failed else 0
@@ -153,15 +150,18 @@ def report(out: str, title: str | None, experiment: ModuleType | None) -> None:
 
 
 def run_cells(
-    cells: list[Cell], out: str | Path, jobs: int | None, ray: str | None, records: str | None
+    cells: list[Cell], out: str | Path, jobs: int | None, ray: str | None, records: str | None, waves: bool = False
 ) -> list[CellState]:
-    """Run the cells that are neither done nor recorded, here or on Ray, and show how they get on."""
+    """Run the cells that are neither done nor recorded, here or on Ray, and show how they get on.
+
+    `waves`: they are one wave of several.
+    """
     from traformer.sweeps.local import SweepView, run_sweep
     from traformer.sweeps.overview import Overview
     from traformer.sweeps.ray import run_ray_sweep
     from traformer.sweeps.records import Recording, restore
 
-    with Overview() as overview:
+    with Overview(waves=waves) as overview:
         view: SweepView = overview
         if records:
             view = recording = Recording(records, overview)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from traformer.runs.measurements import Measurement
@@ -23,7 +24,7 @@ def results_table(measurements: Sequence[Measurement], title: str) -> Table:
     with_chance = any(one.chance is not None for one in shown)
     with_overlap = any(one.seen_in_training for one in shown)
 
-    table = new_table(title)
+    table = new_table(escape(title))
     header = ["split", "length", "x trained", *(["stride"] if with_stride else [])]
     header += [f"{metric_named(name).label} (95 %)" for name in names]
     header += [*(["chance"] if with_chance else []), *(["seen in training"] if with_overlap else []), "examples"]
@@ -31,11 +32,11 @@ def results_table(measurements: Sequence[Measurement], title: str) -> Table:
         table.add_column(name, justify="left" if name == "split" else "right")
     for (split, length), found in lines.items():
         first = next(iter(found.values()))
-        cells = [split, str(length), factor_text(first.size / first.train_length)]
+        cells = [escape(split), str(length), factor_text(first.size / first.train_length)]
         if with_stride:
             cells.append(f"{first.protocol['stride']:,}")
         for name in names:
-            cells.append(cell_text(found.get(name)))
+            cells.append(escape(cell_text(found.get(name))))
         if with_chance:
             cells.append(percent(first.chance))
         if with_overlap:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from traformer.errors import InputError
 from traformer.experiments.protocol import Verdict
-from traformer.sweeps.find import find_experiment
+from traformer.sweeps.find import errors_of, find_experiment
 
 
 def verdicts_of(experiment: str | ModuleType, out: str | Path) -> list[Verdict]:
@@ -21,7 +21,8 @@ def verdicts_of(experiment: str | ModuleType, out: str | Path) -> list[Verdict]:
         if isinstance(experiment, str):
             raise InputError(f"{experiment} states no hypotheses: it has no function verdicts(out)")
         return []
-    found = list(judge(Path(out)))
+    with errors_of(module):
+        found = list(judge(Path(out)))
     for one in found:
         if not isinstance(one, Verdict):
             raise InputError(f"verdicts(out) of {module.__name__} must give Verdicts, not {type(one).__name__}")

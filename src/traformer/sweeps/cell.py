@@ -26,6 +26,7 @@ from traformer.tasks import build_task
 from traformer.types import JsonObject
 
 DIVERGED = "so the run stopped before using it"  # what training says of a loss or gradient that is not finite
+Reading = tuple[str, str]  # split and length
 RESERVED = ("cells", "logs")  # folders of the sweep itself
 
 
@@ -99,8 +100,8 @@ def config_to_resume(cell: Cell, folder: RunFolder) -> RunConfig:
 
 
 def is_trained(cell: Cell, folder: RunFolder) -> bool:
-    there = checkpoints.all_checkpoints(folder.checkpoints)
-    return folder.is_run() and bool(there) and there[-1].step == cell.config.steps
+    newest = checkpoints.latest_good(folder.checkpoints, warn=lambda text: None) if folder.is_run() else None
+    return newest is not None and newest.step == cell.config.steps
 
 
 def is_made_for(cell: Cell, folder: RunFolder) -> bool:
@@ -119,20 +120,26 @@ def is_done(cell: Cell, folder: RunFolder) -> bool:
 
     The weights need no longer be there.
     """
-    if not is_made_for(cell, folder):
-        return False
-    measured = {
-        (one.split, str(one.length))
+    return is_made_for(cell, folder) and not not_measured(cell, folder)
+
+
+def not_measured(cell: Cell, folder: RunFolder) -> list[Reading]:
+    """What the cell asks for and its folder does not hold."""
+    rows = [
+        one
         for one in folder.results.read()
         if (one.study, one.step, one.examples) == ("eval", cell.config.steps, cell.examples)
-    }
-    task = build_task(cell.config.task, cell.config.task_options)
-    splits = task.test_splits(cell.lengths)
+    ]
+    splits = build_task(cell.config.task, cell.config.task_options).test_splits(cell.lengths)
+    if cell.lengths is None:  # of a text's own lengths those are measured that the text reaches
+        reach = min((one.protocol["tokens_in_text"] for one in rows if "tokens_in_text" in one.protocol), default=None)
+        splits = [split for split in splits if reach is None or split.size <= reach]
     wanted = [(reading_name(split.name, None, cell.frame), split.length) for split in splits]
     if cell.stride is not None:
         names = {split.name for split in splits}
         wanted += [(reading_name(name, cell.stride, cell.frame), cell.trained_window) for name in names]
-    return all(one in measured for one in wanted)
+    measured = {(one.split, str(one.length)) for one in rows}
+    return [one for one in wanted if one not in measured]
 
 
 def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurement]:

@@ -21,9 +21,10 @@ from pathlib import Path
 from traformer.errors import Stopped, TraformerError
 from traformer.runs.folder import RunFolder
 from traformer.storage import make_folder, write_atomically
-from traformer.sweeps.cell import Cell, check_names, is_done
+from traformer.sweeps.cell import Cell, Reading, check_names, is_done, not_measured
 
 PROCESS_MEMORY = 700 * 2**20  # of a process that has loaded torch and transformers
+PROGRAM = "traformer.sweeps.cell"
 KILLED_RETRIES = 3  # a cell whose process was killed is resumed this many times within one sweep
 POLL_SECONDS = 0.2
 
@@ -44,6 +45,17 @@ class CellState:
     message: str = ""
     first_share: float = 0.0  # of the work, done before this sweep started
     node: str = ""  # where it ran, on a cluster
+
+    @property
+    def log(self) -> Path:
+        """What its process printed."""
+        out = self.folder.path.parents[self.cell.name.count("/")]
+        return out / "logs" / f"{self.cell.name}.log"
+
+    def finish(self) -> None:
+        """Done, if everything that the cell asks for is there; else failed."""
+        missing = not_measured(self.cell, self.folder)
+        self.status, self.message = ("failed", _incomplete(self.cell, missing)) if missing else ("done", "")
 
     def share(self) -> float:
         """How much of the cell's work is done, from its own files."""
@@ -163,10 +175,10 @@ def _start(state: CellState, out: Path) -> None:
     spec.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(spec, json.dumps(state.cell.to_dict(), indent=1))
     threads = str(state.cell.config.threads or 1)
-    log = out / "logs" / f"{state.cell.name}.log"
-    with open(log, "ab") as handle:
+    state.log.parent.mkdir(parents=True, exist_ok=True)
+    with open(state.log, "ab") as handle:
         state.process = subprocess.Popen(
-            [sys.executable, "-m", "traformer.sweeps.cell", str(spec), str(state.folder.path)],
+            [sys.executable, "-m", PROGRAM, str(spec), str(state.folder.path)],
             stdout=handle,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -182,10 +194,13 @@ def _look_after(state: CellState, view: SweepView) -> None:
     if code is None:
         return
     state.seconds += time.monotonic() - state.started
+    killed_by = -code if code < 0 else {130: signal.SIGINT, 143: signal.SIGTERM}.get(code)
     if code == 0:
-        state.status, state.message = "done", ""
-    elif (code < 0 or code in (130, 143)) and state.attempts <= KILLED_RETRIES:
-        state.status, state.message = "waiting", f"its process was killed (status {code}); it resumes"
+        state.finish()
+    elif killed_by is not None:
+        resumes = state.attempts <= KILLED_RETRIES
+        state.status = "waiting" if resumes else "failed"
+        state.message = f"its process was killed (signal {killed_by:d})" + ("; it resumes" if resumes else "")
     else:
         state.status = "failed"
         state.message = _last_line(state) or f"its process ended with status {code}"
@@ -193,8 +208,18 @@ def _look_after(state: CellState, view: SweepView) -> None:
     view.changed(state)
 
 
+def _incomplete(cell: Cell, missing: Sequence[Reading]) -> str:
+    """Why a cell whose process ended well is not done."""
+    readings = ", ".join(" ".join(one) for one in missing)
+    remedy = "give the cell lengths" if cell.lengths is None else "choose other lengths for the cell"
+    return (
+        f"its process ended without an error, but nothing was measured at {readings} after step {cell.config.steps}; "
+        f"{remedy} that its task and text reach"
+    )
+
+
 def _last_line(state: CellState) -> str:
-    log = state.folder.path.parent / "logs" / f"{state.cell.name}.log"
+    log = state.log
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return lines[-1].removeprefix("tra: error: ") if lines else ""
 

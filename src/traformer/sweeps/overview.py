@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from traformer.sweeps.local import CellState, SweepView
@@ -19,9 +20,11 @@ _STYLE = {"done": "green", "skipped": "green", "failed": "red", "running": "cyan
 class Overview(SweepView):
     """Use as a context manager."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, waves: bool = False) -> None:
+        """`waves`: the cells are one wave of several, of which more follow from what these measure."""
         self.console = console or stderr_console()
         self.live = Live(console=self.console, refresh_per_second=4) if self.console.is_terminal else None
+        self.unit, self.within = ("cells of this wave", " of it") if waves else ("cells", "")
         self.started = self.last_line = time.monotonic()
         self.last_draw = 0.0
         self.states: Sequence[CellState] = []
@@ -60,7 +63,8 @@ class Overview(SweepView):
         table = new_table(self.summary(states), left=("cell", "state", "progress"))
         for state in states:
             where = state.message if state.status == "failed" else state.progress_text()
-            table.add_row(state.cell.name, f"[{_STYLE.get(state.status, 'default')}]{state.status}[/]", where)
+            status = f"[{_STYLE.get(state.status, 'default')}]{state.status}[/]"
+            table.add_row(escape(state.cell.name), status, escape(where))
         return table
 
     def summary(self, states: Sequence[CellState]) -> str:
@@ -68,9 +72,9 @@ class Overview(SweepView):
         failed = sum(state.status == "failed" for state in states)
         left = time_left(states, time.monotonic() - self.started)
         return (
-            f"{done} of {len(states)} cells done"
+            f"{done} of {len(states)} {self.unit} done"
             + (f", {failed} failed" if failed else "")
-            + (f", about {duration(left)} left" if left is not None else "")
+            + (f", about {duration(left)}{self.within} left" if left is not None else "")
         )
 
 

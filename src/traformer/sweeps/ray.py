@@ -117,9 +117,12 @@ def _finish(ray: Any, reference: Any, state: CellState, view: SweepView) -> None
         state.status, state.message = "failed", " ".join(str(error).split())[-300:]
     else:
         state.node = outcome["node"]
-        state.status, state.message = ("failed", outcome["error"]) if outcome["error"] else ("done", "")
         if not state.folder.is_run():  # made where this machine cannot see it
             state.folder.path.mkdir(parents=True, exist_ok=True)
             for name, content in outcome["files"].items():
                 (state.folder.path / name).write_bytes(content)
+        if outcome["error"]:
+            state.status, state.message = "failed", outcome["error"]
+        else:
+            state.finish()
     view.changed(state)
