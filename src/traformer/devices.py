@@ -57,6 +57,11 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     return device
 
 
+def computes_on_cpu(name: str) -> bool:
+    """Whether `choose_device` gives the CPU for this name, without using any device."""
+    return name == "cpu" or (name == "auto" and not torch.cuda.is_available())
+
+
 def set_threads(threads: int | None) -> None:
     """Threads of torch on the CPU; None leaves torch's own choice.
 

@@ -203,6 +203,24 @@ def test_a_tokenizer_trained_for_a_run_is_evaluated_without_its_corpus(folder: P
     assert rows[0]["protocol"]["tokenizer"] == "bpe:260" and rows[0]["protocol"]["vocabulary"] == 260
 
 
+def test_another_text_is_measured_again_once_it_has_changed(folder: Path, tmp_path: Path) -> None:
+    """With the same number of tokens, words and bytes, too."""
+    run, other = tmp_path / "run", tmp_path / "other.txt"
+    train(folder, run)
+
+    def perplexity() -> float:
+        assert main(["eval", str(run), "--lengths", "32", "--data", str(other), "--threads", "1"]) == 0
+        (found,) = [row for row in json.loads((run / "results.json").read_text()) if row["metric"] == "perplexity"]
+        return found["value"]
+
+    other.write_text("delta alpha\n" * 40)
+    first = perplexity()
+    written = (run / "results.json").stat().st_mtime_ns
+    assert perplexity() == first and (run / "results.json").stat().st_mtime_ns == written
+    other.write_text("alpha qqqqq\n" * 40)
+    assert perplexity() != first
+
+
 def test_bad_input_of_eval(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     train(folder, run)

@@ -9,6 +9,7 @@ import time
 from io import StringIO
 
 import pytest
+import torch
 from rich.console import Console
 
 from tests.reports.made import make_run
@@ -54,6 +55,14 @@ def test_plan_fails_a_bad_cell_and_keeps_the_others(tmp_path):
     assert "did you mean 'rope'" in states[1].message
     with pytest.raises(InputError, match="two cells of the sweep are named 'a'"):
         plan([cell("a"), cell("a")], tmp_path)
+
+
+def test_a_cell_on_a_gpu_takes_no_more_of_the_machine_than_its_process(tmp_path, monkeypatch):
+    cells = [cell("a", device="cpu"), cell("b", device="auto"), cell("c", device="cuda:1")]
+    for gpu in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        memory = [state.memory - local.PROCESS_MEMORY for state in plan(cells, tmp_path)]
+        assert memory[0] > 0 and memory[1] == (0 if gpu else memory[0]) and memory[2] == 0
 
 
 def test_sweep_runs_skips_and_survives_a_failing_cell(tmp_path):

@@ -88,6 +88,11 @@ class TokenizedText:
         return self.stop - self.start
 
     @property
+    def fingerprint(self) -> str:
+        """The same for the same content in the same tokens, wherever the text lies."""
+        return self.folder.name
+
+    @property
     def dtype(self) -> str:
         return self.meta["dtype"]
 

@@ -245,6 +245,7 @@ def evaluate_text(run: OpenedRun, options: EvaluationOptions, watcher: Watcher) 
     def request(one: Split) -> Request:
         protocol = describe(task, text, split, one.size, check_stride(one.size, stride), tokens)
         protocol |= {} if frame is None else {"frame": frame}
+        protocol |= {} if data is None else {"text_fingerprint": text.fingerprint}  # a file may change under its name
         return Request(name, one.size, run.step, options.examples, run.config.seed, protocol=protocol)
 
     def measure_window(job: Job[Split]) -> Sequence[Measurement]:

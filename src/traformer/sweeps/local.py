@@ -36,7 +36,7 @@ class CellState:
     cell: Cell
     folder: RunFolder
     work: float  # floats of the same unit for all cells: tokens trained, tokens measured / 3
-    memory: int
+    memory: int  # bytes of the machine's that its process will need
     status: str = "waiting"
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
@@ -86,6 +86,7 @@ class SweepView:
 
 def plan(cells: Sequence[Cell], out: str | Path) -> list[CellState]:
     """The cells' states before anything runs. A cell that cannot be built is failed already, with its sentence."""
+    from traformer.devices import computes_on_cpu
     from traformer.models.from_run import build_model_config
     from traformer.models.memory import memory_need
     from traformer.tasks import build_task
@@ -103,7 +104,8 @@ def plan(cells: Sequence[Cell], out: str | Path) -> list[CellState]:
             batch = cell.config.batch_size // cell.config.accumulate
             needs = [memory_need(model_config, task.sequence_length, training=True, batch=batch).total(batch)]
             needs += [memory_need(model_config, s.task.sequence_length, training=False).total(1) for s in splits]
-            state.memory = PROCESS_MEMORY + max(needs)
+            on_cpu = computes_on_cpu(cell.config.device)
+            state.memory = PROCESS_MEMORY + (max(needs) if on_cpu else 0)  # of the machine, not of its GPU
             measured = sum(cell.examples * split.task.sequence_length for split in splits)
             state.work = cell.config.steps * cell.config.batch_size * task.sequence_length + measured / 3
             state.status = "skipped" if is_done(cell, folder) else "waiting"
