@@ -7,7 +7,8 @@ import pytest
 from tests.training.test_loop import assert_same_run
 from tests.training.tiny import tiny_config
 from traformer.errors import InputError
-from traformer.tasks import Copy, build_task
+from traformer.evaluation.evaluate import evaluate_run
+from traformer.tasks import Copy, Task, build_task
 from traformer.training.curriculum import task_of_step
 from traformer.training.loop import train
 
@@ -39,6 +40,28 @@ def test_a_step_sees_no_longer_example(tmp_path, monkeypatch):
     train(tiny_config(**COPY, steps=16, curriculum=1.0), tmp_path / "run", quiet=True)
     assert all(length <= 1 + 8 * (step + 1) / 16 for step, length in enumerate(seen))
     assert len(seen) == 16 and max(seen) >= 7
+
+
+def test_the_share_seen_in_training_is_that_of_the_growing_lengths(tmp_path, monkeypatch):
+    shown = set()
+    draw = Copy.examples
+
+    def watched(self, seed, start, count):
+        batch = draw(self, seed, start, count)
+        shown.update(self.decode(ids) for ids in batch.input_ids)
+        return batch
+
+    options = {"max_length": 8, "min_length": 1, "alphabet": "binary"}
+    monkeypatch.setattr(Copy, "examples", watched)
+    train(tiny_config(task="copy", task_options=options, steps=20, curriculum=0.8), tmp_path / "run", quiet=True)
+    monkeypatch.undo()
+    rows = evaluate_run(tmp_path / "run", "3,6,8", 100, device="cpu")
+    for row in rows:
+        if row.metric == "exact_match":
+            test = Copy(**options).at_length(int(row.length), int(row.length))
+            ids = test.examples(Task.test_seed(row.seed), 0, 100).input_ids
+            assert row.seen_in_training == sum(test.decode(one) in shown for one in ids) / 100
+    assert len({row.seen_in_training for row in rows if row.metric == "exact_match"}) == 3
 
 
 def test_a_resumed_curriculum_is_the_same_run(tmp_path):

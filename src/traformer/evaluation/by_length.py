@@ -16,6 +16,7 @@ from traformer.runs.measurements import Job, Measurement, Request, as_length, me
 from traformer.tasks.base import Batch, Split, Task
 from traformer.tasks.metrics import Scores, Tally, score
 from traformer.tasks.overlaps import overlap
+from traformer.training.curriculum import examples_shown
 from traformer.training.loss import answer_logits
 
 # Counting the test examples that training has shown means drawing all of training again; done by itself up to this.
@@ -89,10 +90,11 @@ def predictions(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def _overlap(run: OpenedRun, split: Split, seed: int, options: EvaluationOptions) -> float | None:
-    shown = run.step * run.config.batch_size
-    wanted = options.count_overlap
-    if wanted is False or (wanted is None and shown * run.task.sequence_length > OVERLAP_TOKENS):
+    config, wanted = run.config, options.count_overlap
+    many = run.step * config.batch_size * run.task.sequence_length > OVERLAP_TOKENS
+    if wanted is False or (wanted is None and many):
         return None
-    if seed != run.config.seed:  # the count is defined for the run's own pair of streams
+    if seed != config.seed:  # the count is defined for the run's own pair of streams
         return None
-    return overlap(run.task, split.task, seed, options.examples, shown).share
+    shown = examples_shown(run.task, run.step, config.steps, config.curriculum, config.batch_size)
+    return overlap(shown, split.task, seed, options.examples).share

@@ -13,7 +13,7 @@ from traformer.tasks.flip_flop import FlipFlop
 from traformer.tasks.induction import Induction
 from traformer.tasks.instructions import Instructions
 from traformer.tasks.lengths import parse_lengths
-from traformer.tasks.overlaps import Overlap, overlap
+from traformer.tasks.overlaps import Overlap, Shown, overlap
 from traformer.tasks.recall import Recall
 from traformer.tasks.text import Text
 from traformer.types import Options
@@ -32,6 +32,7 @@ __all__ = [
     "Instructions",
     "Overlap",
     "Recall",
+    "Shown",
     "Split",
     "Task",
     "Text",

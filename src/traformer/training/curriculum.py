@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from traformer.errors import InputError
 from traformer.tasks import Task
+from traformer.tasks.overlaps import Shown
 
 
 def check_curriculum(task: Task, share: float) -> None:
@@ -26,3 +29,12 @@ def task_of_step(task: Task, step: int, steps: int, share: float) -> Task:
     if step + 1 >= growing:
         return task
     return task.at_length(shortest, shortest + int((longest - shortest) * (step + 1) / growing))
+
+
+def examples_shown(task: Task, done: int, steps: int, share: float, batch_size: int) -> list[Shown]:
+    """The examples of the first `done` of `steps` steps, steps that draw from one task together."""
+    made = []
+    for stage, stage_steps in groupby(range(done), lambda step: task_of_step(task, step, steps, share)):
+        at = list(stage_steps)
+        made.append(Shown(stage, range(at[0] * batch_size, (at[-1] + 1) * batch_size)))
+    return made
