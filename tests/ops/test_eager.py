@@ -27,7 +27,9 @@ def tensors(dtype=torch.float64, length=23, keys=29):
 
 ATTENTIONS = {
     "cope": lambda q, k, v, visible, extra, **more: cope_attention(q, k, v, extra[:, :8], visible, **more),
-    "entmax": lambda q, k, v, visible, extra, **more: entmax_attention(q, k, v, extra[None, :4, :29], visible, **more),
+    "entmax": lambda q, k, v, visible, extra, **more: entmax_attention(
+        q, k, v, extra[None, :4, :29], extra[None, :4, 6:29], visible, **more
+    ),
     "stick_breaking": lambda q, k, v, visible, extra, **more: stick_breaking_attention(q, k, v, visible, **more),
     "stick_breaking_self": lambda q, k, v, visible, extra, **more: stick_breaking_attention(
         q, k, v, visible, remainder_to_self=True, **more
@@ -112,12 +114,14 @@ def test_a_bias_as_a_channel_of_the_key(dtype):
     q, k, v = tensors(dtype, keys=23)
     k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
     steps = torch.arange(23, dtype=torch.float32) * torch.arange(1, 5)[:, None]  # [H, Tk]
-    bias = (3000.0 + 0.01 * steps)[None]
-    out = F.scaled_dot_product_attention(*with_key_bias(q, k, v, bias, 0.25), is_causal=True, scale=1.0)[..., :8]
+    bias = (3000.0 + 0.01 * steps.double())[None]
+    length = q.shape[2]
+    inputs = with_key_bias(q, k, v, bias, bias[..., :length], 0.25)
+    out = F.scaled_dot_product_attention(*inputs, is_causal=True, scale=1.0)[..., :8]
     logits = (q * 0.25).double() @ k.double().transpose(-1, -2) + bias[:, :, None].double()
     hidden = torch.ones(23, 23, dtype=torch.bool).triu(1)
     expected = logits.masked_fill(hidden, -math.inf).softmax(-1) @ v.double()
-    tolerance = {torch.float64: 1e-9, torch.float32: 2e-3, torch.bfloat16: 4e-2}[dtype]
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-5, torch.bfloat16: 4e-2}[dtype]
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from traformer.layers.context import AttentionContext
 from traformer.layers.softmax import SoftmaxAttentionLayer
 from traformer.ops.alibi import alibi_slopes
+from traformer.ops.eager import widest
 
 
 class AlibiAttention(SoftmaxAttentionLayer):
@@ -16,8 +17,8 @@ class AlibiAttention(SoftmaxAttentionLayer):
     Source: Press, Smith, Lewis 2022, "Train Short, Test Long": logit_ij = s_ij - m_h (i - j), slopes m_h = 2^(-8h/n),
     for a number of heads that is not a power of two interleaved as in the authors' code. No parameters, no other
     position embedding.
-    Path: the part m_h * j is a channel of the key (the part m_h * i is constant within a row), so torch's fused causal
-    kernel runs without a bias matrix.
+    Path: m_h * j is channels of the key and m_h * i of the query (constant within a row, but near keys are exact only
+    relative to it), so torch's fused causal kernel runs without a bias matrix.
     """
 
     name = "alibi"
@@ -33,7 +34,6 @@ class AlibiAttention(SoftmaxAttentionLayer):
 
 
 def slope_bias(slopes: list[float], k: Tensor, context: AttentionContext) -> Tensor:
-    """slope_h * position of the key, [B or 1, H, Tk]."""
+    """slope_h * position of the key, [B or 1, H, Tk], in fp64."""
     positions = context.key_positions(k.device, k.shape[2])
-    dtype = torch.float64 if k.dtype == torch.float64 else torch.float32
-    return torch.tensor(slopes, device=k.device, dtype=dtype)[:, None] * positions[:, None, :]
+    return torch.tensor(slopes, device=k.device, dtype=widest(k.device))[:, None] * positions[:, None, :]

@@ -59,4 +59,5 @@ class AdaptiveEntmaxAttention(EagerAttentionLayer):
         near, free = q[:, : self.num_alibi_heads], q[:, self.num_alibi_heads :]
         q = torch.cat((near, free * factor), dim=1)
         bias = slope_bias(self.slopes, k, context)
-        return entmax_attention(q, k, v, bias, self.visible(context), **self.settings(context))
+        own = context.of_own_keys(bias, q.shape[2])
+        return entmax_attention(q, k, v, bias, own, self.visible(context), **self.settings(context))

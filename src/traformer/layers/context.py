@@ -109,6 +109,10 @@ class AttentionContext:
         places = (self.previous_places(length, x.device) - dropped).clamp(min=0)
         return x.gather(2, places[:, None, :, None].expand(x.shape[0], x.shape[1], -1, x.shape[3]))
 
+    def of_own_keys(self, x: Tensor, length: int) -> Tensor:
+        """What the new tokens' own keys have: x [B, H, Tk] -> [B, H, T]."""
+        return x.index_select(2, torch.arange(length, device=x.device) + self.query_start)
+
     def ends_before(self, place: int, length: int) -> bool:
         """Whether no new token can be at `place` or after it, as far as that is known without reading values."""
         return not isinstance(self.query_start, Tensor) and self.query_start + length <= place

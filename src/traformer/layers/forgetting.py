@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from traformer.layers.context import AttentionContext
 from traformer.layers.options import SoftmaxArguments, gate_biases
 from traformer.layers.softmax import SoftmaxAttentionLayer
-from traformer.ops.eager import expand_heads
+from traformer.ops.eager import expand_heads, widest
 from traformer.ops.forgetting import PRUNING_BLOCK, leftmost_keys, pruned_forgetting_attention
 
 # Pruning pays only on long inputs, and only if it saves at least this share of the key blocks.
@@ -29,9 +29,9 @@ def log_forget_gates(gate: Tensor, context: AttentionContext, num_key_heads: int
 
 
 def cumulative_gates(state: Tensor) -> Tensor:
-    """[B, Hkv, Tk, groups] -> running sums [B, Hq, Tk]: the bias of query i and key j is C_i - C_j."""
+    """[B, Hkv, Tk, groups] -> running sums [B, Hq, Tk] in fp64: the bias of query i and key j is C_i - C_j."""
     batch, key_heads, key_count, groups = state.shape
-    return state.cumsum(2).transpose(2, 3).reshape(batch, key_heads * groups, key_count)
+    return state.to(widest(state.device)).cumsum(2).transpose(2, 3).reshape(batch, key_heads * groups, key_count)
 
 
 class ForgettingAttention(SoftmaxAttentionLayer):
@@ -41,8 +41,8 @@ class ForgettingAttention(SoftmaxAttentionLayer):
     s_ij + sum over l = j+1 .. i of log f_l. Adds a Linear(width, heads) with bias, torch's default init; no other
     position embedding, which is the paper's own choice. The "Pro" block's additions (output gate and norm, key/value
     shift) are not part of the mechanism and are left out. The log gates are cached beside the keys.
-    Path: the bias C_i - C_j is a channel of the key in torch's fused kernel. Adaptive computation pruning (Lin et al.
-    2025b) where it pays: plain causal inputs of 2 blocks or more in which the gates leave out enough keys.
+    Path: the bias C_i - C_j is channels of query and key in torch's fused kernel. Adaptive computation pruning (Lin et
+    al. 2025b) where it pays: plain causal inputs of 2 blocks or more in which the gates leave out enough keys.
 
     Options besides those of every softmax method:
         gate_bias  where the gates' biases start: a number, one per head, or "halves", as in TRA's variants

@@ -153,9 +153,9 @@ class SoftmaxAttentionLayer(AttentionLayer):
     def key_biased_attention(
         self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, key_bias: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """As above with a bias that belongs to the key, [B or 1, Hq, Tk]: a channel of the key, not a matrix."""
+        """As above with a bias that belongs to the key, [B or 1, Hq, Tk]: channels of q and k, not a matrix."""
         k, v = expand_heads(k, self.num_heads), expand_heads(v, self.num_heads)
-        q, k, v = with_key_bias(q, k, v, key_bias, self.scale)
+        q, k, v = with_key_bias(q, k, v, key_bias, context.of_own_keys(key_bias, q.shape[2]), self.scale)
         out, weights = self.softmax_attention(q, k, v, context, 1.0)
         return out[..., : self.head_dim], weights
 

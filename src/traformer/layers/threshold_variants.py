@@ -228,6 +228,7 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
             threshold,
             log_decay=self.log_decay(hidden_states) if self.distance == "contextual" else None,
             key_bias=key_bias,
+            query_bias=None if key_bias is None else context.of_own_keys(key_bias, q.shape[2]),
             removal=self.option["removal"],
             surrogate_width=self.surrogate_width if torch.is_grad_enabled() else None,
             scale=self.scale,

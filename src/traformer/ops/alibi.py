@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -18,20 +19,37 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes
 
 
-def with_key_bias(q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v with more channels, so that the new q.k is the old q.k * scale + key_bias [B or 1, H, Tk]; v gets zeros.
+def with_key_bias(
+    q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, query_bias: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v with more channels, so that the new q.k is q.k * scale + key_bias of the key - query_bias; v gets zeros.
 
-    A bias of the form a_i + b_j needs only b_j under the softmax, which takes any constant of a row away. As a
-    channel of the key it passes through every fused kernel, causal skipping included, and its gradient with it. In
-    half precision the bias is spread over three channels, each the rounding error of those before it: nothing of its
-    fp32 value is lost.
+    key_bias [B or 1, H, Tk] and query_bias [B or 1, H, T], what the queries' own keys have, are best given in fp64. The
+    softmax takes any constant of a row away, so the query's part is there for exactness alone, of gradients too.
+
+    As channels they pass through every fused kernel, causal skipping included, and the gradient with them. Each bias is
+    spread over channels, every one the rounding error of those before it, and the largest come first: between a query
+    and a near key they cancel exactly before a kernel adds the small ones, however large the sums are. Kernels add the
+    last two or three rows of a call in another order, so the biases are counted from the last query.
     """
-    batch, heads, key_count, _ = k.shape
-    bias = key_bias.expand(batch, heads, key_count).unsqueeze(-1)
-    parts = [bias.to(k.dtype)]
-    if k.dtype in (torch.bfloat16, torch.float16):
-        for _ in range(2):
-            parts.append((bias - torch.stack(parts).to(bias.dtype).sum(0)).to(k.dtype))
-    ones = q.new_ones(1).expand(batch, heads, q.shape[2], len(parts))
-    zeros = v.new_zeros(1).expand(batch, heads, key_count, len(parts))
-    return torch.cat((q * scale, ones), -1), torch.cat((k, *parts), -1), torch.cat((v, zeros), -1)
+    last = query_bias[..., -1:].detach()
+    last = torch.where(last.isfinite(), last, 0.0)  # NaN there must not reach the rows before it
+    of_query, of_key = _parts(query_bias - last, q.dtype), _parts(key_bias - last, k.dtype)
+    query_channels = torch.stack([x for part in of_query for x in (torch.ones_like(part), part)], -1)
+    key_channels = torch.stack([x for part in of_key for x in (part, -torch.ones_like(part))], -1)
+    batch = q.shape[0]
+    return (
+        torch.cat((query_channels.expand(batch, -1, -1, -1), q * scale), -1),
+        torch.cat((key_channels.expand(batch, -1, -1, -1), k), -1),
+        F.pad(v, (0, key_channels.shape[-1])),
+    )
+
+
+def _parts(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of a type that add up to x; the first has its gradient."""
+    parts = [x.to(dtype)]
+    rest = x.detach()
+    for _ in range({torch.float64: 0, torch.float32: 1}.get(dtype, 2)):
+        rest = rest - parts[-1].detach()
+        parts.append(rest.to(dtype))
+    return parts

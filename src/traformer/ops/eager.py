@@ -27,6 +27,19 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def widest(device: torch.device) -> torch.dtype:
+    """fp64 where the device has it: for positions and running sums, whose small differences count."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def relative_bias(key_bias: Tensor, query_bias: Tensor, scores: Tensor) -> Tensor:
+    """key_bias [B or 1, H, Tk] as seen from each query, whose own is query_bias [B or 1, H, T, 1]: [B or 1, H, T, Tk].
+
+    It is 0 at the query's own key, so that near keys lose nothing in the type of the scores, however large the sums.
+    """
+    return (key_bias[:, :, None, : scores.shape[-1]] - query_bias).to(scores.dtype)
+
+
 def content_scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """q.k * scale, [B, Hq, T, Tk]."""
     return widened(q * scale) @ widened(expand_heads(k, q.shape[1])).transpose(-2, -1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores
+from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, relative_bias
 
 
 class _Entmax15(torch.autograd.Function):
@@ -50,12 +50,21 @@ def entmax15(logits: Tensor) -> Tensor:
 
 
 def entmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor, visible: Tensor, *, scale: float, **blocks: Unpack[BlockOptions]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor,
+    query_bias: Tensor,
+    visible: Tensor,
+    *,
+    scale: float,
+    **blocks: Unpack[BlockOptions],
 ) -> tuple[Tensor, Tensor | None]:
-    """1.5-entmax of q.k * scale + key_bias [B or 1, Hq, Tk] over the visible keys."""
+    """1.5-entmax of q.k * scale + key_bias [B or 1, Hq, Tk] - query_bias [B or 1, Hq, T] over the visible keys."""
 
-    def weigh(q: Tensor, k: Tensor, visible: Tensor) -> Tensor:
-        logits = content_scores(q, k, scale) + key_bias[:, :, None, : k.shape[2]]
+    def weigh(q: Tensor, k: Tensor, visible: Tensor, query_bias: Tensor) -> Tensor:
+        scores = content_scores(q, k, scale)
+        logits = scores + relative_bias(key_bias, query_bias, scores)
         return entmax15(logits.masked_fill(~visible, float("-inf")))
 
-    return attend_in_blocks(weigh, q, k, v, visible, **blocks)
+    return attend_in_blocks(weigh, q, k, v, visible, (query_bias.unsqueeze(-1),), **blocks)

@@ -40,10 +40,9 @@ def pruned_forgetting_attention(
             begin = index * PRUNING_BLOCK
             end = min(begin + PRUNING_BLOCK, length)
             queries, keys = slice(begin, end), slice(start, end)
-            # Relative to the block's first query the bias is small where it matters: more exact than the running sum.
-            bias = (cumulative[:, head, begin, None] - cumulative[:, head, keys])[:, None]  # [B, 1, keys]
             one = slice(head, head + 1)
-            inputs = with_key_bias(q[:, one, queries], k[:, one, keys], v[:, one, keys], bias, scale)
+            biases = -cumulative[:, one, keys], -cumulative[:, one, queries]
+            inputs = with_key_bias(q[:, one, queries], k[:, one, keys], v[:, one, keys], *biases, scale)
             mask = torch.ones(end - begin, end - start, dtype=torch.bool, device=q.device).tril(begin - start)
             blocks.append(F.scaled_dot_product_attention(*inputs, mask, scale=1.0)[..., : v.shape[-1]])
         heads.append(torch.cat(blocks, dim=2))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from traformer.ops.eager import widest
+
 
 def rope_tables(position_ids: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines for every position: each [B, 1, T, head_dim / 2], ready to broadcast over heads.
@@ -12,7 +14,7 @@ def rope_tables(position_ids: Tensor, head_dim: int, theta: float, dtype: torch.
     Angles are formed in fp64 where the device has it: in fp32 the fastest pair would be off by 0.06 rad at a million.
     """
     device = position_ids.device
-    wide = torch.float32 if device.type == "mps" else torch.float64
+    wide = widest(device)
     exponents = torch.arange(0, head_dim, 2, dtype=wide, device=device) / head_dim
     angles = position_ids.to(wide)[:, None, :, None] * theta**-exponents  # [B, 1, T, head_dim / 2]
     return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, reverse_cumsum
+from traformer.ops.eager import BlockOptions, attend_in_blocks, content_scores, relative_bias, reverse_cumsum
 
 
 def threshold_variant_attention(
@@ -20,6 +19,7 @@ def threshold_variant_attention(
     *,
     log_decay: Tensor | None = None,
     key_bias: Tensor | None = None,
+    query_bias: Tensor | None = None,
     removal: bool = True,
     surrogate_width: float | None = None,
     scale: float,
@@ -29,24 +29,22 @@ def threshold_variant_attention(
 
     visible          bool [B or 1, Hq or 1, T, Tk]; threshold [B or 1, Hq or 1, T]
     log_decay        [B, Hq, T]: adds log_decay_i * c_ij, c_ij = keys above it in [j .. i]: contextual distance
-    key_bias         [B or 1, Hq, Tk]: adds this to key j's logit: ordinary distance (a slope times its position, or
-                     minus the running sum of log forget gates; the query's own part is the same for its whole row)
+    key_bias         [B or 1, Hq, Tk], with query_bias [B or 1, Hq, T]: adds b_j - b_i: ordinary distance (a slope times
+                     the position, or minus the running sum of log forget gates)
     surrogate_width  a straight-through gradient for the threshold: forward keeps or removes, backward behaves as if
                      each key had been weighted by sigmoid((s - threshold) / surrogate_width)
     A row without any key gets zeros.
     """
-    per_query: Sequence[Tensor] = (threshold.unsqueeze(-1),)
-    if log_decay is not None:
-        per_query = (*per_query, log_decay.unsqueeze(-1))
+    per_query = [x.unsqueeze(-1) for x in (threshold, log_decay, query_bias) if x is not None]
 
-    def weigh(q: Tensor, k: Tensor, visible: Tensor, threshold: Tensor, log_decay: Tensor | None = None) -> Tensor:
+    def weigh(q: Tensor, k: Tensor, visible: Tensor, threshold: Tensor, decay_or_bias: Tensor | None = None) -> Tensor:
         scores = content_scores(q, k, scale)
         above = visible & (scores.detach() > threshold.detach())
         logits = scores
-        if log_decay is not None:
-            logits = logits + log_decay * reverse_cumsum(above.to(scores.dtype))
-        if key_bias is not None:
-            logits = logits + key_bias[:, :, None, : k.shape[2]]
+        if key_bias is not None and decay_or_bias is not None:
+            logits = logits + relative_bias(key_bias, decay_or_bias, scores)
+        elif decay_or_bias is not None:
+            logits = logits + decay_or_bias * reverse_cumsum(above.to(scores.dtype))
         among = above if removal else visible
         peak = logits.detach().masked_fill(~among, float("-inf")).amax(-1, keepdim=True)
         peak = torch.where(peak.isfinite(), peak, 0.0)
