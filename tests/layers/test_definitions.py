@@ -466,6 +466,26 @@ def test_heads_that_read_the_previous_token(name, options, qk_norm):
             compare(layer, lambda x, layer=layer: Naive(layer, x).output(definition))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("tra", {"temperature": True}),
+        ("tra_variant", {"margin": 9.0}),
+        ("tra_variant", {"distance": "forgetting"}),
+        ("tra_variant", {"distance": "ordinary", "learned_threshold": True}),
+    ],
+)
+def test_heads_that_read_the_previous_token_do_so_below_the_threshold(name, options, qk_norm):
+    layer = build(name, qk_norm, previous_heads=True, threshold=50.0, **options)
+    other = build(name, qk_norm, previous_heads=True)
+    other.load_state_dict(layer.state_dict(), strict=False)
+    x = torch.randn(2, LENGTH, E, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(layer(x), other(x))
+    assert not torch.allclose(layer(x)[:, 1:], layer.o_proj.bias)  # what a head that keeps nothing leaves
+
+
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize(
     "name", ["rope_equal", "alibi_equal", "fot_equal", "fot_previous", "t5", "stick_breaking_equal"]

@@ -7,6 +7,7 @@ import torch
 
 from traformer.models import TraformerConfig, TraformerForCausalLM
 from traformer.models.observe import observe
+from traformer.ops import attention_map
 
 
 def small(attention: str) -> TraformerForCausalLM:
@@ -76,3 +77,7 @@ def test_a_head_that_reads_the_previous_token_keeps_that_key_alone(attention, op
         stats = seen.reads()
         assert torch.equal(stats.kept[0], seen.keep()[0].sum(-1))
         assert (seen.log_decay()[0, :2].exp() == 0).all()
+        q, k, _, log_decay = seen.operands()
+        excluded = torch.tensor(seen.layer.excluded_heads)
+        again = attention_map(q, k, log_decay, scale=seen.layer.scale, exclude_self=excluded)
+        torch.testing.assert_close(again.weights, seen.weights)

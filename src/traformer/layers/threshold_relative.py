@@ -131,7 +131,7 @@ class ThresholdRelativeAttention(AttentionLayer):
         excluded = self.excluded_heads
         options: KeyOptions = {
             "scale": self.scale,
-            "threshold": self.thresholds(hidden_states, context),
+            "threshold": self.all_thresholds(hidden_states, context),
             "exclude_self": excluded if isinstance(excluded, bool) else torch.tensor(excluded, device=q.device),
             "key_padding_mask": key_padding_mask,
             "cu_seqlens": context.cu_seqlens,
@@ -143,16 +143,16 @@ class ThresholdRelativeAttention(AttentionLayer):
             "tolerance": self.option["tolerance"],
             "backend": self.option["backend"],
         }
-        if self.previous_heads is not None:
-            q = self._look_back(q, k, context)
-        return q, self.decays(hidden_states), options, speed
+        return self.queries(q, k, context), self.decays(hidden_states), options, speed
 
-    def _look_back(self, q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
-        """Queries with which `previous_heads` keep the previous token's key, which is the nearest they may see.
+    def queries(self, q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
+        """Queries as the op takes them: those of `previous_heads` are the previous token's key, the nearest they see.
 
-        Such a query is that key itself: it scores as high as a score can be, and has no gradient.
+        Such a query has no gradient, and its key scores above 0, which is the threshold of these heads.
         """
-        chosen = [head for head, is_chosen in enumerate(self.previous_heads or ()) if is_chosen]
+        if self.previous_heads is None:
+            return q
+        chosen = [head for head, is_chosen in enumerate(self.previous_heads) if is_chosen]
         heads = torch.tensor(chosen, device=q.device)
         previous = context.of_previous(k.detach().index_select(1, heads // (self.num_heads // k.shape[1])), q.shape[2])
         if self.temperature is not None:  # the bound of the scores has it, too
@@ -176,6 +176,17 @@ class ThresholdRelativeAttention(AttentionLayer):
         """What a score must exceed: one number, or [B, Hq, T]."""
         threshold: float = self.option["threshold"]
         return threshold
+
+    def all_thresholds(self, hidden_states: Tensor, context: AttentionContext) -> float | Tensor:
+        """The same, and 0 in `previous_heads`, which keep their key whatever it scores."""
+        threshold = self.thresholds(hidden_states, context)
+        if self.previous_heads is None or not (isinstance(threshold, Tensor) or threshold):
+            return threshold
+        if not isinstance(threshold, Tensor):
+            dtype = torch.float64 if hidden_states.dtype == torch.float64 else torch.float32
+            shape = (hidden_states.shape[0], self.num_heads, hidden_states.shape[1])
+            threshold = hidden_states.new_full(shape, threshold, dtype=dtype)
+        return threshold.masked_fill(torch.tensor(self.previous_heads, device=threshold.device)[:, None], 0.0)
 
     def whole_map(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionMap | None:
         """Scores, kept keys, distances and weights of an `attend` on the same tensors; for looking at.

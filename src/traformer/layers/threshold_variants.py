@@ -210,14 +210,13 @@ class ThresholdVariantAttention(ThresholdRelativeAttention):
     ) -> tuple[Tensor, Tensor | None]:
         if self.is_fused:
             return super().attend(q, k, v, hidden_states, context)
-        if self.previous_heads is not None:
-            q = self._look_back(q, k, context)
+        q = self.queries(q, k, context)
         key_bias = None
         if self.distance == "ordinary":
             key_bias = slope_bias(self.slopes, k, context)
         elif state is not None:
             key_bias = -cumulative_gates(state)
-        threshold = self.thresholds(hidden_states, context)
+        threshold = self.all_thresholds(hidden_states, context)
         if not isinstance(threshold, Tensor):
             threshold = q.new_full((1, 1, q.shape[2]), threshold, dtype=widened(q).dtype)
         return threshold_variant_attention(

@@ -60,7 +60,8 @@ class Attended:
         """q, k, v and log decay as TRA's operator takes them; None for methods that it does not compute."""
         if not isinstance(self.layer, ThresholdRelativeAttention) or self.layer.method.path != OPERATOR:
             return None
-        return self.q, self.k, self.v, self.layer.decays(self.hidden_states)
+        q = self.layer.queries(self.q, self.k, self.context)
+        return q, self.k, self.v, self.layer.decays(self.hidden_states)
 
     def reads(self) -> AttentionStats | None:
         """How many keys each query read and kept; None for methods that do not count them."""
