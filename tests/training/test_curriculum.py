@@ -9,6 +9,7 @@ from tests.training.tiny import tiny_config
 from traformer.errors import InputError
 from traformer.evaluation.evaluate import evaluate_run
 from traformer.tasks import Copy, Task, build_task
+from traformer.tasks.algorithmic import PROBLEMS
 from traformer.training.curriculum import task_of_step
 from traformer.training.loop import train
 
@@ -25,6 +26,25 @@ def test_the_longest_length_grows_evenly_and_then_stays():
     assert all(task_of_step(task, step, 100, 0.0) is task for step in range(100))
     # The ids of symbols are those of the whole task, so that one model reads both.
     assert task_of_step(task, 0, 100, 0.6).token_names == task.token_names
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("flip_flop", {"length": 32, "min_length": 8}),
+        ("recall", {"length": 64, "min_length": 10}),
+        ("recall", {"length": 66, "min_length": 6, "data": []}),
+        ("instructions", {"max_length": 20}),
+        *(("algorithmic", {"problem": problem, "max_length": 40}) for problem in PROBLEMS),
+    ],
+)
+def test_every_growing_length_is_one_that_the_task_has(name, options):
+    task = build_task(name, options)
+    ranges = [task_of_step(task, step, steps=80, share=0.5).length_range for step in range(80)]
+    longest = [high for _, high in ranges]
+    assert longest == sorted(longest) and longest[-1] == task.length_range[1]
+    assert {low for low, _ in ranges} == {task.length_range[0]} and len(set(longest)) > 4
+    task_of_step(task, 0, 80, 0.5).arrays(0, 0, 4)
 
 
 def test_a_step_sees_no_longer_example(tmp_path, monkeypatch):

@@ -140,6 +140,10 @@ class Task(ABC):
     def at_length(self, shortest: int, longest: int) -> Task:
         """The same task, same vocabulary, with lengths uniform in shortest .. longest."""
 
+    def possible_length(self, length: int) -> int:
+        """The shortest length from `length` on that the longest examples of the task can have."""
+        return length
+
     @abstractmethod
     def default_test_lengths(self) -> list[tuple[int, int]]:
         """The (shortest, longest) pairs tested when none are given."""

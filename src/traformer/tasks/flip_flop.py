@@ -63,6 +63,9 @@ class FlipFlop(SequenceTask):
     def at_length(self, shortest: int, longest: int) -> FlipFlop:
         return dataclasses.replace(self, length=longest, min_length=None if shortest == longest else shortest)
 
+    def possible_length(self, length: int) -> int:
+        return length + length % 2
+
     def default_test_lengths(self) -> list[tuple[int, int]]:
         """The trained length, twice and four times it."""
         return [(self.length * factor, self.length * factor) for factor in (1, 2, 4)]

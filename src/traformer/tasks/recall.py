@@ -117,6 +117,9 @@ class Recall(SequenceTask):
     def at_length(self, shortest: int, longest: int) -> Recall:
         return self._like(length=longest, min_length=None if shortest == longest else shortest)
 
+    def possible_length(self, length: int) -> int:
+        return max(length, 4 * self.pairs_range[1] + 2) if self.data else length
+
     def _like(self, **changes: int | None) -> Recall:
         other = dataclasses.replace(self, **changes)  # type: ignore[arg-type]
         other.__dict__["_text"] = self._text  # shared, so that nothing is opened twice

@@ -22,13 +22,15 @@ def check_curriculum(task: Task, share: float) -> None:
 def task_of_step(task: Task, step: int, steps: int, share: float) -> Task:
     """What step `step` (from 0) draws its examples from: within the first `share` of the steps, only the shorter ones.
 
-    The longest length grows evenly from the shortest to the task's own, at which every later step is.
+    The longest length grows evenly from the shortest to the task's own, at which every later step is; where the task has
+    no examples of a length, it is the next that it has.
     """
     shortest, longest = task.length_range
     growing = share * steps
     if step + 1 >= growing:
         return task
-    return task.at_length(shortest, shortest + int((longest - shortest) * (step + 1) / growing))
+    grown = shortest + int((longest - shortest) * (step + 1) / growing)
+    return task.at_length(shortest, task.possible_length(grown))
 
 
 def examples_shown(task: Task, done: int, steps: int, share: float, batch_size: int) -> list[Shown]:
