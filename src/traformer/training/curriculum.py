@@ -22,8 +22,8 @@ def check_curriculum(task: Task, share: float) -> None:
 def task_of_step(task: Task, step: int, steps: int, share: float) -> Task:
     """What step `step` (from 0) draws its examples from: within the first `share` of the steps, only the shorter ones.
 
-    The longest length grows evenly from the shortest to the task's own, at which every later step is; where the task has
-    no examples of a length, it is the next that it has.
+    The longest length grows evenly from the shortest to the task's own, at which every later step is; where the task
+    has no examples of a length, it is the next that it has.
     """
     shortest, longest = task.length_range
     growing = share * steps
