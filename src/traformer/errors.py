@@ -20,6 +20,10 @@ class RunError(TraformerError):
     """A run folder, checkpoint or file that cannot be used as asked."""
 
 
+class Diverged(RunError):
+    """Training whose loss or gradient left the finite numbers."""
+
+
 class Stopped(RunError):
     """Work that was asked to stop by a signal and has saved itself."""
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from traformer.errors import InputError, RunError, TraformerError
+from traformer.errors import Diverged, InputError, RunError, TraformerError
 from traformer.runs import checkpoint as checkpoints
 from traformer.runs.config import RunConfig, flag_of
 from traformer.runs.folder import RunFolder
@@ -25,7 +25,6 @@ from traformer.storage import write_atomically
 from traformer.tasks import build_task
 from traformer.types import JsonObject
 
-DIVERGED = "so the run stopped before using it"  # what training says of a loss or gradient that is not finite
 Reading = tuple[str, str]  # split and length
 RESERVED = ("cells", "logs")  # folders of the sweep itself
 
@@ -154,9 +153,8 @@ def run_cell(cell: Cell, path: str | Path, quiet: bool = False) -> list[Measurem
     if not resume or not is_trained(cell, folder):
         try:
             train(config, path, resume=resume, quiet=quiet)
-        except RunError as error:
-            if DIVERGED in str(error):
-                write_atomically(folder.diverged_file, f"{error}\n")
+        except Diverged as error:
+            write_atomically(folder.diverged_file, f"{error}\n")
             raise
     set_threads(cell.config.threads)
     device, frame = cell.config.device, cell.frame

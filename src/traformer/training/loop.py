@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from traformer.devices import flush_denormals, set_threads
-from traformer.errors import InputError, RunError, Stopped
+from traformer.errors import Diverged, InputError, RunError, Stopped
 from traformer.models import memory
 from traformer.models.from_run import build_model, build_model_config, check_same_model, load_weights
 from traformer.models.pretrained import check_start, load_start
@@ -343,7 +343,7 @@ class _Run:
         good = (
             f"the last good checkpoint is step {self.saved_step}" if self.saved_step >= 0 else "nothing was saved yet"
         )
-        raise RunError(
+        raise Diverged(
             f"{what} at step {self.counters.step + 1}, so the run stopped before using it; {good};"
             " try a smaller --lr or --clip 1"
         )
