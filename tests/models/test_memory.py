@@ -32,6 +32,22 @@ def test_weights_are_counted(preset):
     assert memory_need(model.config, 1, training=True).fixed == 4 * fixed  # gradient and two moments
 
 
+@pytest.mark.parametrize("head_dim", [8, 64])
+def test_heads_have_a_width_of_their_own(head_dim):
+    options = {
+        "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "head_dim": head_dim, "attention_dropout": 0.0,
+    }  # fmt: skip
+    config = tiny_config(attention="rope", model_options=options)
+    model = build_model(config, build_task(config.task, config.task_options))
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert memory_need(model.config, 1, training=False).fixed == pytest.approx(4 * count, rel=0.05)
+    saved = need_of(attention="rope", model_options=options).per_sequence
+    layers, length = model.config.num_hidden_layers, 64
+    floats = (layers + 1) * (6 * 64 + 7 * 8 * head_dim + 5 * 64) + 4 * 64
+    assert saved == 4 * floats * length  # within a sixth of what was measured at head sizes of 16 to 256
+
+
 def test_grows_with_length_linearly_unless_a_square_is_written():
     for attention, factor in (("tra", 2), ("rope", 2), ("t5", 4)):
         options = {"attention_dropout": 0.0}

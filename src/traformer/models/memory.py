@@ -43,13 +43,17 @@ def memory_need(
     width = model_config.hidden_size
     hidden = getattr(model_config, "intermediate_size", None) or 4 * width  # GPT-2's config says it in another way
     layers, vocabulary = model_config.num_hidden_layers, model_config.vocab_size
-    block = 4 * width * width + 3 * width * hidden
+    heads = model_config.num_attention_heads
+    head_dim = getattr(model_config, "head_dim", None) or width // heads
+    inner = heads * head_dim  # of queries, and of what attention returns
+    key_heads = getattr(model_config, "num_key_value_heads", None) or heads
+    block = 2 * width * (inner + key_heads * head_dim) + 3 * width * hidden
     parameters = layers * block + 2 * vocabulary * width
     fixed = parameters * FLOAT * (4 if training else 1)
-    # Saved for backward, per token and layer: two norms and residuals (6 widths), q k v before and after norms (5),
-    # attention output twice (2), the gated MLP's halves, gate and product (about 5 hidden).
-    saved = (13 * width + 5 * hidden) * length
-    block = queries_at_once(batch, model_config.num_attention_heads, length, on_cpu)
+    # Saved for backward, per token and layer: two norms and residuals (6 widths), q k v before and after norms (5
+    # inner), attention output twice (2 inner), the gated MLP's halves, gate and product (about 5 hidden).
+    saved = (6 * width + 7 * inner + 5 * hidden) * length
+    block = queries_at_once(batch, heads, length, on_cpu)
     made = [_map_floats(method, model_config, length, block, training) for method in stack_of(model_config)]
     maps, mask = max(one.at_once for one in made), max(one.mask for one in made)
     head = 3 * (length if scored is None else scored) * vocabulary
