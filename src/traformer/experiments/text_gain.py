@@ -169,7 +169,7 @@ def picture(found: Gains, kind: str) -> str:
             for (_, first, last), same in each
         ]  # fmt: skip
         series.append(Series(label_of(name), name, points))
-    metric = Metric("gain", f"gain over sliding windows of {WINDOW}", "In nats per token, on the same tokens.",
+    metric = Metric("gain", f"gain over sliding windows of {WINDOW}, in nats", "Per token, on the same tokens.",
                     section="text", better="higher", along=kind)  # fmt: skip
     figure = Figure(metric, "text", "validation", "text", WINDOW, float(WINDOW),
                     f"{HEADS[kind]} (the end of each range), log scale", series)  # fmt: skip
