@@ -60,6 +60,13 @@ def test_one_attention_for_each_layer(llama: Path, tmp_path: Path) -> None:
     [
         ("LLAMA", ["--attention", "ropee"], "unknown attention 'ropee'; did you mean 'rope'?"),
         ("LLAMA", ["--attention-option", "thresold=1"], "'thresold'"),
+        ("LLAMA", ["--attention-option", "qk_norm=true"], "'qk_norm', unknown to attention"),
+        ("LLAMA", ["--attention-option", "copy=true"], "'copy', unknown to attention"),
+        (
+            "LLAMA",
+            [f"--attention-option=threshold={n}" for n in (0.1, 0.2)],
+            "threshold is given twice, as 0.1 and 0.2",
+        ),
         ("missing.gguf", [], "there is no GGUF file missing.gguf"),
         ("./nowhere", [], "./nowhere is neither a model's folder nor a GGUF file"),
         ("EMPTY", [], "is not a model's folder: it has no config.json"),

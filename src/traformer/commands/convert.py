@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from traformer.commands.arguments import key_value
+from traformer.commands.arguments import key_value, options_once
 from traformer.errors import InputError
 from traformer.methods import resolve_stack
 
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-    resolve_stack(args.attention)  # refuse a misspelt name before anything heavy is loaded
+    options = options_once("--attention-option", args.attention_option)
+    resolve_stack(args.attention, options)  # refuse a misspelt name before anything heavy is loaded
     out = Path(args.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there already; choose another --out")
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> None:
         qk_norm=args.qk_norm,
         keep_positions=args.keep_positions,
         copy=False,
-        **dict(args.attention_option),
+        **options,
     )
     converted.save_pretrained(out)
     if tokenizer is None:
