@@ -138,6 +138,8 @@ def test_chance_is_that_of_the_values_without_their_keys():
         ({"data": "x", "pairs": 8, "keys": 4}, "8 pairs need as many keys"),
         ({"data": [], "length": 66, "keys": 4}, "16 pairs need as many keys"),
         ({"data": [], "pairs": 4}, "the length decides"),
+        ({"data": [], "min_pairs": 10}, "min_pairs is for recall in text; .* the length decides"),
+        ({"data": "x", "length": 64, "min_pairs": 9}, "min_pairs 9 is greater than pairs 4"),
         ({"values": 1}, "needs no recall"),
         ({"data": 3}, "data must be a path"),
         ({"length": 5}, "at least 6 tokens"),

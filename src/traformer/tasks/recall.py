@@ -40,8 +40,8 @@ class Recall(SequenceTask):
                 name (see traformer.data.corpus), or a list of these; by default the built-in python-stdlib. An empty
                 list: pairs alone, which is Zoology's MQAR
     length      tokens of the longest example; lengths are uniform from `min_length` (default: `length`)
-    pairs       the most pairs; their number is uniform from `min_pairs`. Without text the length decides it: an
-                example of P pairs has 4 P + 2 tokens
+    pairs       the most pairs; their number is uniform from `min_pairs` (default: 2). Without text the length
+                decides it: an example of P pairs has 4 P + 2 tokens
     keys, values  how many symbols there are of each; keys are drawn without repetition, values with
 
     The pairs are at places drawn uniformly, and are asked for in random order. With text, a test at a longer length
@@ -53,7 +53,7 @@ class Recall(SequenceTask):
     length: int = 128
     min_length: int | None = None
     pairs: int | None = None
-    min_pairs: int = 2
+    min_pairs: int | None = None
     keys: int = 32
     values: int = 32
 
@@ -72,13 +72,18 @@ class Recall(SequenceTask):
             self,
             keys=check_count("keys", self.keys, 1, "there must be a key to ask for"),
             values=check_count("values", self.values, 2, "a single value needs no recall"),
-            min_pairs=check_count("min_pairs", self.min_pairs, 1, "there must be a pair to recall"),
         )
         if not self.data:
-            if self.pairs is not None:
-                raise InputError("pairs is for recall in text; with data=[] the length decides how many there are")
+            for name in ("pairs", "min_pairs"):
+                if getattr(self, name) is not None:
+                    raise InputError(
+                        f"{name} is for recall in text; with data=[] the length decides how many there are"
+                    )
         else:
-            store(self, pairs=check_count("pairs", 4 if self.pairs is None else self.pairs, 1, "recall needs a pair"))
+            pairs = check_count("pairs", 4 if self.pairs is None else self.pairs, 1, "recall needs a pair")
+            fewest = min(2, pairs) if self.min_pairs is None else self.min_pairs
+            fewest = check_count("min_pairs", fewest, 1, "there must be a pair to recall")
+            store(self, pairs=pairs, min_pairs=fewest)
         fewest, most = self.pairs_range
         if fewest > most:
             raise InputError(f"min_pairs {fewest} is greater than pairs {most}; give a smaller min_pairs")
@@ -100,8 +105,8 @@ class Recall(SequenceTask):
     def pairs_range(self) -> tuple[int, int]:
         """Fewest and most pairs of an example."""
         if self.data:
-            assert self.pairs is not None
-            return min(self.min_pairs, self.pairs), self.pairs
+            assert self.pairs is not None and self.min_pairs is not None
+            return self.min_pairs, self.pairs
         low, high = self.length_range
         return max(1, (low - 2) // 4), (high - 2) // 4
 
