@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from traformer.errors import InputError
-from traformer.tasks import Instructions
+from traformer.tasks import Algorithmic, Instructions
 from traformer.tasks.instructions import instruction_names
 
 PAD, BOS, SEP, EOS = range(4)
@@ -162,3 +162,11 @@ def test_bad_settings(setting: dict, sentence: str) -> None:
 def test_instructions_that_are_no_names(instructions):
     with pytest.raises(InputError, match="instructions must be names of copy"):
         Instructions(instructions=instructions)
+
+
+@pytest.mark.parametrize("name", [[1], {"copy": 1}, 3])
+def test_a_name_that_is_no_word_is_refused(name):
+    with pytest.raises(InputError, match="unknown instruction"):
+        Instructions(instructions=[name])
+    with pytest.raises(InputError, match="unknown problem"):
+        Algorithmic(problem=name)

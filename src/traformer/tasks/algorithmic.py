@@ -78,8 +78,8 @@ class Algorithmic(StringTask):
     guess: ClassVar[str] = "one of the possible answers at random"
 
     def __post_init__(self) -> None:
-        if self.problem not in SYMBOLS:
-            raise unknown_name("problem", self.problem, PROBLEMS)
+        if self.problem not in PROBLEMS:
+            raise unknown_name("problem", str(self.problem), PROBLEMS)
         self.check_lengths()
         if self.problem == "recall" and int(_recall_pairs(np.array(self.max_length))) > RECALL_KEYS:
             longest = 5 * RECALL_KEYS + 3 * RECALL_QUERIES

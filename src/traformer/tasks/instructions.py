@@ -53,8 +53,8 @@ class Instructions(StringTask):
             raise InputError(f"instructions must be names of {', '.join(INSTRUCTIONS)}, not {self.instructions!r}")
         given = tuple(self.instructions.split(",") if isinstance(self.instructions, str) else self.instructions)
         for instruction in given:
-            if instruction not in SHORTEST:
-                raise unknown_name("instruction", instruction, INSTRUCTIONS)
+            if instruction not in INSTRUCTIONS:
+                raise unknown_name("instruction", str(instruction), INSTRUCTIONS)
         if not given or len(set(given)) < len(given):
             raise InputError(f"instructions must be one or more different names of {', '.join(INSTRUCTIONS)}")
         least = min(SHORTEST[instruction] for instruction in given)
