@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,8 @@ def test_one_attention_for_each_layer(llama: Path, tmp_path: Path) -> None:
         ("./nowhere", [], "./nowhere is neither a model's folder nor a GGUF file"),
         ("EMPTY", [], "is not a model's folder: it has no config.json"),
         ("BROKEN", [], "cannot be loaded as a causal language model"),
+        ("CUT", [], "cannot be loaded as a causal language model"),
+        ("CUT_GGUF", [], "cannot be loaded as a causal language model"),
         ("LLAMA", ["--keep-positions"], "keep_positions is for models that add learned positions"),
     ],
 )
@@ -81,6 +85,10 @@ def test_what_cannot_be_converted_is_said_in_one_sentence(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama"')
     places = {"LLAMA": str(llama), "EMPTY": str(tmp_path / "empty"), "BROKEN": str(tmp_path / "broken")}
+    shutil.copytree(llama, tmp_path / "cut")
+    os.truncate(tmp_path / "cut" / "model.safetensors", 2000)
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF" + (3).to_bytes(4, "little") + bytes(10))
+    places |= {"CUT": str(tmp_path / "cut"), "CUT_GGUF": str(tmp_path / "cut.gguf")}
     out = tmp_path / "new"
     assert main(["convert", places.get(model, model), *more, "--out", str(out)]) == 2
     said = capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -90,3 +91,12 @@ def test_the_start_is_needed_until_the_first_checkpoint(runs, tra):
     shutil.rmtree(runs / "next" / "checkpoints")
     shutil.rmtree(runs / "tra")
     refused(tra("train", "--resume", "--out", "next"), "is neither a run folder nor a saved model")
+
+
+@pytest.mark.parametrize(("file", "sentence"), [("model.safetensors", "is damaged"), ("config.json", "cannot be read")])
+def test_a_cut_file_is_refused_before_the_folder_is_made(file, sentence, runs, tra, tmp_path):
+    shutil.copytree("tra/checkpoints/step-2", "cut")
+    os.truncate(f"cut/{file}", 100)
+    done = tra("train", "--from", "cut", "--task", "flip_flop", "--length", "12", *STILL, "--out", "next")
+    refused(done, f"{file} {sentence}")
+    assert not os.path.exists("next")

@@ -121,6 +121,7 @@ def check_same_model(expected: Any, folder: Path, config: RunConfig) -> Any:
 
 def load_weights(model: nn.Module, folder: Path) -> None:
     """A checkpoint's weights into a model of the same shape; every name must be there."""
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     tied = getattr(model, "all_tied_weights_keys", None) or {}
@@ -128,6 +129,8 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         weights = load_file(folder / "model.safetensors")
         weights |= {name: weights[source] for name, source in tied.items() if name not in weights and source in weights}
         model.load_state_dict(weights)
+    except SafetensorError as error:
+        raise RunError(f"{folder / 'model.safetensors'} is damaged ({error}); copy or save the model again") from None
     except RuntimeError as error:
         detail = " ".join(str(error).split())[:200]
         raise RunError(f"{folder} does not fit the model ({detail}); was it made by another version?") from None

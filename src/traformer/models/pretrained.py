@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from traformer.errors import InputError, RunError
+from traformer.errors import InputError, RunError, first_line
 from traformer.models.from_run import CONVERTED, DECIDED_BY_RUN, check_vocabulary, load_weights
 from traformer.runs.config import RunConfig
 from traformer.runs.folder import RunFolder
@@ -40,7 +40,10 @@ def read_model_config(path: str | Path) -> Any:
     from traformer.models.conversion.configs import CONFIGS
 
     folder = weights_folder(path)
-    kind = PretrainedConfig.get_config_dict(str(folder))[0].get("model_type")
+    try:
+        kind = PretrainedConfig.get_config_dict(str(folder))[0].get("model_type")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / 'config.json'} cannot be read: {first_line(error)}; give another --from") from None
     known = [traformer.models.TraformerConfig.model_type, *(config.model_type for config in CONFIGS.values())]
     if kind not in known:
         hint = "; convert it first: tra convert" if f"traformer_{kind}" in known else ""
@@ -92,8 +95,16 @@ def _attention_settings(found: Any, path: str | Path) -> JsonObject:
 
 
 def check_start(config: RunConfig, task: Task) -> None:
-    """Refuse a model whose tokens are not the task's, before the run folder is made."""
+    """Refuse a damaged model, or one whose tokens are not the task's, before the run folder is made."""
+    from safetensors import SafetensorError, safe_open
+
     assert config.from_model is not None
+    weights = weights_folder(config.from_model) / "model.safetensors"
+    try:
+        with safe_open(weights, framework="pt"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{weights} is damaged ({first_line(error)}); copy or save the model again") from None
     vocabulary = read_model_config(config.from_model).vocab_size
     if config.preset == CONVERTED:
         check_vocabulary(vocabulary, task, config.from_model)

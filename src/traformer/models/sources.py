@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ def load_source(name: str) -> tuple[Any, Any]:
 
     name    a folder as save_pretrained writes it, a file that ends in .gguf, or a model's name on the hub
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -24,7 +26,9 @@ def load_source(name: str) -> tuple[Any, Any]:
         logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(place, dtype="float32", **options)
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError) as error:
+    except (
+        OSError, ValueError, KeyError, IndexError, RuntimeError, EOFError, SafetensorError, struct.error,
+    ) as error:  # fmt: skip
         raise InputError(f"{name} cannot be loaded as a causal language model: {first_line(error)}") from error
     return model, _tokenizer(place, options)
 
