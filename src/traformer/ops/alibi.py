@@ -28,13 +28,12 @@ def with_key_bias(
     softmax takes any constant of a row away, so the query's part is there for exactness alone, of gradients too.
 
     As channels they pass through every fused kernel, causal skipping included, and the gradient with them. Each bias is
-    spread over channels, every one the rounding error of those before it, and the largest come first: between a query
-    and a near key they cancel exactly before a kernel adds the small ones, however large the sums are. Kernels add the
-    last two or three rows of a call in another order, so the biases are counted from the last query.
+    spread over channels, and the largest come first: between a query and a near key they cancel exactly before a kernel
+    adds the small ones, however large the sums are.
     """
-    last = query_bias[..., -1:].detach()
+    last = query_bias[..., -1:].detach().round()
     last = torch.where(last.isfinite(), last, 0.0)  # NaN there must not reach the rows before it
-    of_query, of_key = _parts(query_bias - last, q.dtype), _parts(key_bias - last, k.dtype)
+    of_query, of_key = _parts(query_bias, last, q.dtype), _parts(key_bias, last, k.dtype)
     query_channels = torch.stack([x for part in of_query for x in (torch.ones_like(part), part)], -1)
     key_channels = torch.stack([x for part in of_key for x in (part, -torch.ones_like(part))], -1)
     batch = q.shape[0]
@@ -45,11 +44,20 @@ def with_key_bias(
     )
 
 
-def _parts(x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Tensors of a type that add up to x; the first has its gradient."""
+def _parts(x: Tensor, last: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of a type that add up to x, or to x less the whole number `last`; one of them has the gradient.
+
+    In fp32 a whole number and the rest of at most a half. Kernels add the last two or three rows of a call in another
+    order, so there the whole numbers are counted from the last query, which changes no bit of the rows before it.
+    """
+    if dtype == torch.float64:
+        return [x]
+    if dtype == torch.float32:
+        whole = x.detach().round()
+        return [(whole - last).to(dtype), (x - whole).to(dtype)]
     parts = [x.to(dtype)]
     rest = x.detach()
-    for _ in range({torch.float64: 0, torch.float32: 1}.get(dtype, 2)):
+    for _ in range(2):
         rest = rest - parts[-1].detach()
         parts.append(rest.to(dtype))
     return parts
