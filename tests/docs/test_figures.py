@@ -223,6 +223,17 @@ def test_the_readme_on_recall_and_text():
     assert f"a perplexity of {long:.1f} in windows of 16,384, where RoPE has {rope:.0f}, and {sliding:.1f} in" in page
     fot = perplexity["fot_near_far", "validation", "16384"]
     assert f"The forgetting transformer in the same layers has {fot:.1f}." in page
+    within = [perplexity[arm, "validation", "512"] for arm in ("near_far", "rope")]
+    assert "within 512 tokens they have {:.1f} and {:.1f}".format(*within) in page
+    forgetting = perplexity["near_far_forgetting", "validation", "16384"]
+    assert f"With the forgetting transformer's gates it has {forgetting:.1f}, and context beyond" in page
+    with open(RESULTS / "text_gain" / "gains.csv", encoding="utf-8") as lines:
+        beyond = [
+            float(row["gain"])
+            for row in csv.DictReader(lines)
+            if (row["arm"], row["range"], row["from"], row["to"]) == ("near_far_forgetting", "place", "512", "16383")
+        ]
+    assert len(beyond) == 5 and f"what it lowers with the others is {sum(beyond) / 5:.3f} nats" in page
 
 
 def test_wrong_comparisons_of_copy():
