@@ -45,9 +45,9 @@ def test_the_table_and_the_picture():
     losses = {("tra_plus", SHORT): by_seed(2.0, 2.1, 2.2), ("tra_plus", LONG): by_seed(1.8, 1.9, 2.0)}
     assert "| `tra_plus` | 2.100 (2.000–2.200) |  | 1.900 (1.800–2.000) | 3 |" in text_reach.table(losses)
     places = [("rope", "10", str(2**n), str(2 ** (n + 1) - 1), f"{2 - n / 10}") for n in range(6, 14)]
-    drawn = text_reach.picture(places, losses)
+    drawn = text_reach.picture(places, losses, ("rope",))
     assert "<svg" in drawn and ">RoPE<" in drawn and "sliding" not in drawn
-    drawn = text_reach.picture(places, {("rope", SLIDING): by_seed(1.5, 1.6, 1.7)})
+    drawn = text_reach.picture(places, {("rope", SLIDING): by_seed(1.5, 1.6, 1.7)}, ("rope",))
     assert ">RoPE, sliding<" in drawn
 
 

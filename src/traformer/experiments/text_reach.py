@@ -96,7 +96,17 @@ Reading = tuple[str, int]  # split and window
 LONG: Reading = ("validation", LONGEST)
 SLIDING: Reading = (f"validation stride {STRIDE}", WINDOW)
 SHORT: Reading = ("validation", WINDOW)
-LEVELS = ("near_far", "rope")  # the main arm and what it is to beat: more lines would hide the others
+# Pictures: the arms drawn by place, and those whose mean in sliding windows is a level line beside them.
+PICTURES = {
+    "places": (("near_far", "rope", *(arm.name for arm in PEERS)), ("rope",)),
+    "exchanged": (
+        (
+            "near_far",
+            *(arm.name for arm in (FORGETTING, FOT_NEAR_FAR, NOTHING_REMOVED, PREVIOUS_FAR, FOT_PREVIOUS_FAR)),
+        ),
+        ("near_far",),
+    ),
+}
 READINGS = {SHORT: "windows of 512", SLIDING: "sliding windows of 512", LONG: "windows of 16,384"}
 
 
@@ -186,7 +196,7 @@ def verdicts(out: str | Path) -> list[Verdict]:
 
 
 def write_summary(out: Path, folder: Path) -> None:
-    """losses.csv, places.csv, rates.csv, table.md, verdicts, and loss by place drawn, one line per method."""
+    """losses.csv, places.csv, rates.csv, table.md, verdicts, and loss by place drawn, a line for each arm."""
     folder.mkdir(parents=True, exist_ok=True)
     found = losses(out)
     rows = [("arm", "split", "window", "seed", "nats")]
@@ -201,8 +211,10 @@ def write_summary(out: Path, folder: Path) -> None:
     write_atomically(folder / "table.md", table(found))
     write_rates(PROTOCOL, out, folder)
     write_verdicts(verdicts(out), folder)
-    if len(places) > 1:
-        write_picture(picture(places[1:], found), folder / "places")
+    for name, (drawn, levels) in PICTURES.items():
+        chosen = [row for row in places[1:] if row[0] in drawn]
+        if chosen:
+            write_picture(picture(chosen, found, levels), folder / name)
 
 
 def table(found: Losses) -> str:
@@ -217,10 +229,10 @@ def table(found: Losses) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(places: Sequence[Sequence[str]], found: Losses) -> str:
+def picture(places: Sequence[Sequence[str]], found: Losses, levels: Sequence[str]) -> str:
     """Loss by place in the longest window, the trained window marked; from the trained window's quarter on.
 
-    The mean in sliding windows is a level line of its own for LEVELS: each token then has nearly the whole trained
+    The mean in sliding windows is a level line of its own for `levels`: each token then has nearly the whole trained
     window before it, wherever it stands.
     """
     from traformer.methods import label_of
@@ -243,7 +255,7 @@ def picture(places: Sequence[Sequence[str]], found: Losses) -> str:
         series.append(long)
         styles[long.label] = number
         sliding = list(found.get((arm, SLIDING), {}).values())
-        if sliding and arm in LEVELS:
+        if sliding and arm in levels:
             ends = [point(float(x), "sliding", sliding) for x in (WINDOW, LONGEST)]
             level = Series(f"{long.label}, sliding", arm, ends)
             series.append(level)
