@@ -134,6 +134,10 @@ class AttentionLayer(nn.Module):
         bound = math.sqrt(self.head_dim) * (1.0 + 8.0 * torch.finfo(dtype).eps)
         return bound if self.temperature is None else self.temperature.detach().exp().float() * bound
 
+    def looks_back(self, like: Tensor) -> Tensor:
+        """Which heads are `previous_heads`, bool [Hq, 1], where `like` is."""
+        return torch.tensor(self.previous_heads or [False] * self.num_heads, device=like.device)[:, None]
+
     def visible_keys(self, q: Tensor, context: AttentionContext) -> Tensor:
         """bool [B or 1, Hq or 1, T, Tk]: what each head may see, its window and excluded keys taken into account."""
         visible = context.visible(q.shape[2], q.device, self.window, self.sinks)
@@ -145,9 +149,10 @@ class AttentionLayer(nn.Module):
         visible = visible & ~own
         if self.previous_heads is None:
             return visible
-        others = torch.tensor(self.previous_heads, device=q.device).logical_not()[:, None, None]
         places = torch.arange(visible.shape[-1], device=q.device)
-        return visible & (others | (places == context.previous_places(q.shape[2], q.device)[:, None, :, None]))
+        return visible & (
+            ~self.looks_back(q)[..., None] | (places == context.previous_places(q.shape[2], q.device)[:, None, :, None])
+        )
 
     def prepare(self, context: AttentionContext, hidden_states: Tensor) -> Prepared:
         """What all layers of one method and options share in a forward; the first of them makes it."""

@@ -164,7 +164,7 @@ class ThresholdRelativeAttention(AttentionLayer):
         log_decay = self.log_decay(hidden_states)
         if self.previous_heads is None:
             return log_decay
-        return log_decay.masked_fill(torch.tensor(self.previous_heads, device=log_decay.device)[:, None], FORGET_ALL)
+        return log_decay.masked_fill(self.looks_back(log_decay), FORGET_ALL)
 
     def log_decay(self, hidden_states: Tensor) -> Tensor:
         """Log of the decay that each query's gate sets, [B, Hq, T]."""
@@ -186,7 +186,7 @@ class ThresholdRelativeAttention(AttentionLayer):
             dtype = torch.float64 if hidden_states.dtype == torch.float64 else torch.float32
             shape = (hidden_states.shape[0], self.num_heads, hidden_states.shape[1])
             threshold = hidden_states.new_full(shape, threshold, dtype=dtype)
-        return threshold.masked_fill(torch.tensor(self.previous_heads, device=threshold.device)[:, None], 0.0)
+        return threshold.masked_fill(self.looks_back(threshold), 0.0)
 
     def whole_map(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> AttentionMap | None:
         """Scores, kept keys, distances and weights of an `attend` on the same tensors; for looking at.
@@ -201,7 +201,7 @@ class ThresholdRelativeAttention(AttentionLayer):
         if self.previous_heads is None:
             return found
         # Such a head leaves one key, the nearest, whatever else scores above the threshold.
-        more = torch.tensor(self.previous_heads, device=q.device)[:, None, None] & (found.distance > 1)
+        more = self.looks_back(q)[..., None] & (found.distance > 1)
         return found._replace(keep=found.keep & ~more, distance=found.distance.masked_fill(more, 0))
 
     def keeps(self, q: Tensor, k: Tensor, hidden_states: Tensor, context: AttentionContext) -> Tensor | None:
@@ -216,8 +216,7 @@ class ThresholdRelativeAttention(AttentionLayer):
             q, log_decay = _let_go(empty, q, k, log_decay, options["query_start"] or 0)
         read, kept = attention_stats(q, k, log_decay, **options, **speed)
         if self.previous_heads is not None:
-            previous = torch.tensor(self.previous_heads, device=kept.device)[:, None]
-            kept = torch.where(previous, kept.clamp(max=1), kept)
+            kept = torch.where(self.looks_back(kept), kept.clamp(max=1), kept)
         return AttentionStats(read, kept if empty is None else kept.masked_fill(empty, 0))
 
     def _empty_rows(self, q: Tensor, k: Tensor, options: KeyOptions, context: AttentionContext) -> Tensor | None:
