@@ -1,8 +1,8 @@
 """Finished cells as lines of one small file, so that a sweep can be continued elsewhere from what a project has kept.
 
 A record holds a cell's settings, its training losses and everything measured of it, but no weights. That a cell's loss
-diverged is recorded, too. `restore` lays such
-cells out as run folders, which the sweep then skips and the report reads; `Recording` adds each cell as it is done.
+diverged is recorded, too. `restore` lays such cells out as run folders, which the sweep then skips and the report
+reads; `Recording` adds each cell as it is done.
 A record counts only if its settings are those of the cell, apart from where text is found on a machine: a path says
 nothing elsewhere and is left out, the name of a built-in text or of a tokenizer is not.
 """
