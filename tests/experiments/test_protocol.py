@@ -28,7 +28,6 @@ from traformer.experiments.protocol import (
     together,
 )
 from traformer.experiments.summary import main, write_summary
-from traformer.experiments.text_reach import measured
 from traformer.methods import resolve_method
 from traformer.models.from_run import build_model_config
 from traformer.runs.config import RunConfig
@@ -314,10 +313,10 @@ def test_only_finished_runs_at_the_chosen_rate_are_in_the_table(tmp_path):
         folder = RunFolder(tmp_path / cell.name)
         folder.write_config(cell.config, {})
         folder.results.write([measurement(cell.config, 12, 0.5, split="test", step=step)])
-    assert declared.table(tmp_path) == {} and not list(measured(declared, tmp_path))
+    assert declared.table(tmp_path) == {} and not list(declared.measured(tmp_path))
     RunFolder(tmp_path / half.name).results.put([measurement(half.config, 12, 0.5, split="test")])
     assert declared.table(tmp_path) == {("a", PLACE): Counts((32,), (64,))}
-    assert [(seed, one.step) for _, _, seed, one in measured(declared, tmp_path)] == [(10, 200)]
+    assert [(seed, one.step) for _, _, seed, one in declared.measured(tmp_path)] == [(10, 200)]
 
 
 def test_summary_as_a_program(tmp_path, capsys):

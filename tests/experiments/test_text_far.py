@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traformer.experiments import text_far
-from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED
+from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED, Protocol
 from traformer.experiments.text_far import (
     ALL,
     HYPOTHESES,
@@ -41,7 +41,7 @@ def test_gain_is_the_loss_in_sliding_windows_less_that_in_long_ones(monkeypatch,
         loss(9.0, 100, place=1, to=511, length=512),
         loss(9.0, 9, place=1, to=1, split="validation stride 8", length=512),
     ]  # fmt: skip
-    monkeypatch.setattr(text_far, "measured", lambda protocol, out: ((SHORT, NEAR_FAR, 80, one) for one in rows))
+    monkeypatch.setattr(Protocol, "measured", lambda protocol, out: ((SHORT, NEAR_FAR, 80, one) for one in rows))
     found = {distances: by_seed for (_, distances), by_seed in gains(tmp_path).items()}
     assert found[just_beyond(SHORT)] == {80: pytest.approx(0.2)}
     assert found[512, 1023] == {80: pytest.approx(0.5)} and found[1024, 2047] == {80: pytest.approx(0.1)}

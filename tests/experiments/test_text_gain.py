@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from traformer.experiments import text_gain
-from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED
+from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED, Protocol
 from traformer.experiments.text_gain import BEYOND, COPIES, FAR, HYPOTHESES, LONGEST, PROTOCOL, SHOWN, Gain, gains
 from traformer.runs.measurements import Measurement
 
@@ -33,7 +33,7 @@ def test_a_gain_is_a_difference_on_the_same_tokens(monkeypatch, tmp_path):
     def measured(protocol, out):
         return (("lr0.003", ARM, 110, one) for one in rows((2.0, 1.0), (2.2, 1.4)))
 
-    monkeypatch.setattr(text_gain, "measured", measured)
+    monkeypatch.setattr(Protocol, "measured", measured)
     found = {where: by_seed for (_, where), by_seed in gains(tmp_path).items()}
     assert found[BEYOND] == {110: pytest.approx((0.2 * 10 + 0.4 * 30) / 40)}
     assert found[FAR] == {110: pytest.approx(0.4)} and found[COPIES] == {110: pytest.approx(0.2)}

@@ -31,7 +31,7 @@ from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED, Arm, Protoco
 from traformer.experiments.recall_in_text import FAR, TEMPERATURE
 from traformer.experiments.recall_in_text import MAIN as NEAR_FAR
 from traformer.experiments.summary import csv_text, write_verdicts
-from traformer.experiments.text_reach import LONGEST, STRIDE, TEXT, WINDOW, difference, measured
+from traformer.experiments.text_reach import LONGEST, STRIDE, TEXT, WINDOW, difference
 from traformer.storage import write_atomically
 from traformer.types import JsonObject
 
@@ -90,7 +90,8 @@ def far_beyond(setting: str) -> Range:
     return 4 * WINDOWS[setting], LONGEST - 1
 
 
-Gains = dict[tuple[Key, Range], dict[int, float]]  # nats per token that the long window gains, by seed
+BySeed = dict[int, float]  # nats per token that the long window gains
+Gains = dict[tuple[Key, Range], BySeed]
 
 
 @dataclass(frozen=True)
@@ -105,20 +106,27 @@ class Gain:
 
     def judge(self, gains: Gains, seeds: int) -> Verdict:
         own = gains.get((self.arm, self.distances), {})
-        # Without a rival it is the gain itself that must be above 0.
-        other = dict.fromkeys(own, 0.0) if self.more_than is None else gains.get((self.more_than, self.distances), {})
+        other = None if self.more_than is None else gains.get((self.more_than, self.distances), {})
         missing = [
             f"{'/'.join(key)} ({len(found)} of {seeds} seeds)"
-            for key, found in ((self.arm, own), (self.more_than or self.arm, other))
+            for key, found in ((self.arm, own), (self.more_than or self.arm, own if other is None else other))
             if len(found) < seeds
         ]
         if missing:
             return Verdict(self.name, self.claim, UNDECIDED, "not measured yet: " + ", ".join(dict.fromkeys(missing)))
-        low, high = difference(own, other, paired=self.more_than is None)
-        outcome = HOLDS if low > 0 else FAILS if high <= 0 else UNDECIDED
-        mean, theirs = (sum(each.values()) / seeds for each in (own, other))
-        less = "" if self.more_than is None else f" less {theirs:+.3f}"
-        return Verdict(self.name, self.claim, outcome, f"{mean:+.3f}{less} nats ({low:+.3f} to {high:+.3f})")
+        return Verdict(self.name, self.claim, *judge_gain(own, other, paired=False, digits=3))
+
+
+def judge_gain(own: BySeed, other: BySeed | None, paired: bool, digits: int) -> tuple[str, str]:
+    """Outcome and numbers of: a gain is above another, or, where there is no other, above 0. The seeds are complete."""
+
+    def text(gain: float) -> str:
+        return f"{gain:+.{digits}f}"
+
+    low, high = difference(own, dict.fromkeys(own, 0.0) if other is None else other, paired or other is None)
+    outcome = HOLDS if low > 0 else FAILS if high <= 0 else UNDECIDED
+    mean, *theirs = (text(sum(each.values()) / len(each)) for each in (own, other) if each is not None)
+    return outcome, f"{' less '.join([mean, *theirs])} nats ({text(low)} to {text(high)})"
 
 
 def _hypotheses() -> tuple[Gain, ...]:
@@ -151,7 +159,7 @@ SHOWN: tuple[Range, ...] = tuple((1 << bits, (2 << bits) - 1) for bits in range(
 
 def _bins(out: Path) -> Iterator[tuple[Key, int, bool, Range, float, int]]:
     """(setting and arm, seed, whether in long windows, distances, loss, tokens) of every measured range."""
-    for setting, arm, seed, one in measured(PROTOCOL, out):
+    for setting, arm, seed, one in PROTOCOL.measured(out):
         if one.value is None or one.metric not in ("loss_by_recurrence", "loss_by_place"):
             continue
         reading = one.split, one.size
@@ -212,8 +220,15 @@ def table(found: Gains) -> str:
     lines = [f"| gain in nats, tokens back | {' | '.join([*heads, 'all tokens'])} | seeds |"]
     lines.append("|---" * (len(heads) + 3) + "|")
     for setting, arm in dict.fromkeys(key for key, _ in found):
-        each = [sorted(found.get(((setting, arm), distances), {}).values()) for distances in (*SHOWN, ALL)]
-        shown = [f"{sum(one) / len(one):+.3f} ({one[0]:+.3f} to {one[-1]:+.3f})" if one else "" for one in each]
+        each = [found.get(((setting, arm), distances), {}) for distances in (*SHOWN, ALL)]
         name = f"`{arm}`" + (f", trained at {LONG_WINDOW:,}" if setting == LONG else "")
-        lines.append(f"| {name} | {' | '.join(shown)} | {max(map(len, each))} |")
+        lines.append(f"| {name} | {' | '.join(map(gain_text, each))} | {max(map(len, each))} |")
     return "\n".join(lines) + "\n"
+
+
+def gain_text(gains: BySeed) -> str:
+    """The mean, and the lowest and the highest seed; nothing where nothing was measured."""
+    if not gains:
+        return ""
+    low, high = min(gains.values()), max(gains.values())
+    return f"{sum(gains.values()) / len(gains):+.3f} ({low:+.3f} to {high:+.3f})"

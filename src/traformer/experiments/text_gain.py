@@ -22,11 +22,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from traformer.experiments.protocol import FAILS, HOLDS, UNDECIDED, Arm, Protocol, Setting, Verdict
+from traformer.experiments.protocol import UNDECIDED, Arm, Protocol, Setting, Verdict
 from traformer.experiments.recall_in_text import FOT_NEAR_FAR
 from traformer.experiments.recall_in_text import MAIN as NEAR_FAR
 from traformer.experiments.summary import csv_text, write_picture, write_verdicts
-from traformer.experiments.text_reach import FORGETTING, LONGEST, STRIDE, TEXT, WINDOW, difference, measured
+from traformer.experiments.text_far import BySeed, gain_text, judge_gain
+from traformer.experiments.text_reach import FORGETTING, LONGEST, STRIDE, TEXT, WINDOW
 from traformer.storage import make_folder, write_atomically
 
 TITLE = "Text: what a long window gains on the same tokens"
@@ -60,7 +61,7 @@ SHOWN: dict[str, tuple[Range, ...]] = {
 }
 HEADS = {"place": "place in the window", "distance": "tokens back of a recurrence"}
 
-Gains = dict[tuple[str, Range], dict[int, float]]  # nats per token that the long window gains, by arm, range and seed
+Gains = dict[tuple[str, Range], BySeed]  # by arm and range
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,11 @@ class Gain:
 
     def judge(self, gains: Gains, seeds: int) -> Verdict:
         own = gains.get((self.arm, self.where), {})
-        other = dict.fromkeys(own, 0.0) if self.more_than is None else gains.get((self.arm, self.more_than), {})
-        if min(len(own), len(other)) < seeds:
+        other = None if self.more_than is None else gains.get((self.arm, self.more_than), {})
+        if min(len(own), len(own if other is None else other)) < seeds:
             there = f"not measured yet: {self.arm} ({len(own)} of {seeds} seeds)"
             return Verdict(self.name, self.claim, UNDECIDED, there)
-        low, high = difference(own, other, paired=True)
-        outcome = HOLDS if low > 0 else FAILS if high <= 0 else UNDECIDED
-        mean, theirs = (sum(each.values()) / seeds for each in (own, other))
-        less = "" if self.more_than is None else f" less {theirs:+.4f}"
-        return Verdict(self.name, self.claim, outcome, f"{mean:+.4f}{less} nats ({low:+.4f} to {high:+.4f})")
+        return Verdict(self.name, self.claim, *judge_gain(own, other, paired=True, digits=4))
 
 
 def _hypotheses() -> tuple[Gain, ...]:
@@ -106,7 +103,7 @@ HYPOTHESES = _hypotheses()
 
 def _rows(out: Path) -> Iterator[tuple[Arm, int, bool, Range, float, int]]:
     """(arm, seed, whether in the long window, range, loss, tokens) of everything measured by place or recurrence."""
-    for _, arm, seed, one in measured(PROTOCOL, out):
+    for _, arm, seed, one in PROTOCOL.measured(out):
         kind = {"loss_by_place": "place", "loss_by_recurrence": "distance"}.get(one.metric)
         if kind is not None and one.value is not None and one.protocol.get("frame", LONGEST) == LONGEST:
             where = kind, int(one.at[kind]), int(one.at["to"])
@@ -146,9 +143,8 @@ def table(found: Gains) -> str:
         heads = [f"{low:,}–{high:,}" for _, low, high in ranges]
         lines = [f"| gain in nats, {HEADS[kind]} | {' | '.join(heads)} | seeds |", "|---" * (len(heads) + 2) + "|"]
         for name in dict.fromkeys(name for name, _ in found):
-            each = [sorted(found.get((name, where), {}).values()) for where in ranges]
-            shown = [f"{sum(one) / len(one):+.3f} ({one[0]:+.3f} to {one[-1]:+.3f})" if one else "" for one in each]
-            lines.append(f"| `{name}` | {' | '.join(shown)} | {max(map(len, each))} |")
+            each = [found.get((name, where), {}) for where in ranges]
+            lines.append(f"| `{name}` | {' | '.join(map(gain_text, each))} | {max(map(len, each))} |")
         parts.append("\n".join(lines) + "\n")
     return "\n".join(parts)
 

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,6 @@ from traformer.experiments.protocol import (
 from traformer.experiments.recall_in_text import FAR, FOT_NEAR_FAR, NOTHING_REMOVED
 from traformer.experiments.recall_in_text import MAIN as NEAR_FAR
 from traformer.experiments.summary import csv_text, write_picture, write_rates, write_verdicts
-from traformer.runs.measurements import Measurement
 from traformer.storage import write_atomically
 from traformer.types import JsonObject
 
@@ -174,14 +173,9 @@ def difference(first: dict[int, float], second: dict[int, float], paired: bool) 
     return difference_of_means(a, b, paired)
 
 
-def measured(protocol: Protocol, out: Path) -> Iterator[tuple[str, Arm, int, Measurement]]:
-    """(setting, arm, seed, measurement) of everything measured at the table's seeds."""
-    return protocol.measured(out)
-
-
 def losses(out: Path) -> Losses:
     found: Losses = {}
-    for _, arm, seed, one in measured(PROTOCOL, out):
+    for _, arm, seed, one in PROTOCOL.measured(out):
         if one.metric == "perplexity" and one.value is not None:
             found.setdefault((arm.name, (one.split, int(one.length))), {})[seed] = math.log(one.value)
     return found
@@ -203,7 +197,7 @@ def write_summary(out: Path, folder: Path) -> None:
     for (arm, (split, window)), by_seed in found.items():
         rows += [(arm, split, str(window), str(seed), f"{loss:.6f}") for seed, loss in sorted(by_seed.items())]
     places = [("arm", "seed", "place", "to", "nats")]
-    for _, arm_of, seed, one in measured(PROTOCOL, out):
+    for _, arm_of, seed, one in PROTOCOL.measured(out):
         if one.metric == "loss_by_place" and (one.split, int(one.length)) == LONG and one.value is not None:
             places.append((arm_of.name, str(seed), str(one.at["place"]), str(one.at["to"]), f"{one.value:.6f}"))
     write_atomically(folder / "losses.csv", csv_text(rows))
